@@ -1,0 +1,52 @@
+# make up     set everything up and run Penstock on its embedded server
+# make test   set everything up and run the tests
+
+PYTHON ?= $(firstword $(foreach name,python3 python3.14 python3.13 python3.12 python3.11,\
+	$(shell $(name) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $(name))))
+VENV := .venv
+BIN := $(VENV)/bin
+INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
+
+.PHONY: up test setup lint format bench torture clean
+.DEFAULT_GOAL := up
+
+$(VENV)/.created:
+	@test -n "$(PYTHON)" || { echo "Penstock needs Python 3.11 or newer (set PYTHON=…)"; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+	@touch $@
+
+$(VENV)/.core: $(VENV)/.created pyproject.toml constraints.txt
+	$(INSTALL) --editable .
+	@touch $@
+
+$(VENV)/.dev: $(VENV)/.core
+	$(INSTALL) --editable '.[dev]'
+	@touch $@
+
+setup: $(VENV)/.dev
+
+up: $(VENV)/.core
+	@exec $(BIN)/penstock up
+
+test: $(VENV)/.dev
+	$(BIN)/pytest -m 'not torture'
+
+lint: $(VENV)/.dev
+	$(BIN)/ruff format --check
+	$(BIN)/ruff check
+	$(BIN)/pyright
+	$(BIN)/lint-imports
+
+format: $(VENV)/.dev
+	$(BIN)/ruff format
+	$(BIN)/ruff check --fix
+
+bench: $(VENV)/.dev
+	$(BIN)/python bench/run.py --suite core
+
+torture: $(VENV)/.dev
+	$(BIN)/pytest -m torture
+
+clean:
+	rm -rf $(VENV) build dist .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+	find src tests bench -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,339 @@
+"""Every default, its range, and the one order in which values win.
+
+    arguments  >  environment (PENSTOCK_…)  >  TOML file  >  the defaults below
+
+A setting in a group is written `pools.cache` here, `[pools] cache = 20` in the file and
+`PENSTOCK_POOLS_CACHE=20` in the environment. The file is the one given, else the one named by
+PENSTOCK_CONFIG, else `penstock.toml` in the working directory if there is one.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+import sys
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, is_dataclass
+from functools import cache
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Literal, cast, get_args, get_type_hints
+
+import msgspec
+from msgspec import Meta
+
+from penstock.errors import ConfigError, SettingError
+
+__all__ = [
+    "CodecSettings",
+    "EmbeddedSettings",
+    "HealthSettings",
+    "LogSettings",
+    "PoolSettings",
+    "RetrySettings",
+    "Settings",
+    "TimeoutSettings",
+    "TlsSettings",
+    "WorkerSettings",
+]
+
+ENVIRONMENT_PREFIX = "PENSTOCK_"
+CONFIG_VARIABLE = "PENSTOCK_CONFIG"
+CONFIG_FILE = "penstock.toml"
+
+Count = Annotated[int, Meta(ge=1, le=10_000)]
+Seconds = Annotated[float, Meta(gt=0, le=86_400)]
+Bytes = Annotated[int, Meta(ge=1, le=512 * 1024 * 1024)]
+Share = Annotated[float, Meta(gt=0, le=1)]
+
+
+class Group:
+    """A group of settings that checks itself when it is made."""
+
+    __slots__ = ()
+    section: ClassVar[str] = ""
+
+    def __post_init__(self) -> None:
+        for name, kind in _kinds(type(self)).items():
+            if not is_dataclass(kind):
+                given = getattr(self, name)
+                object.__setattr__(self, name, _checked(_dotted(self.section, name), given, kind))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PoolSettings(Group):
+    """How many connections each role may hold.
+
+    A role never borrows from another, so reads that block (`queue`) starve nobody.
+    """
+
+    section: ClassVar[str] = "pools"
+    cache: Count = 20
+    queue: Count = 15
+    pubsub: Count = 10
+    ratelimit: Count = 10
+    default: Count = 20
+    wait_s: Seconds = 5.0
+    """How long to wait for a free connection before `PoolExhausted`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TimeoutSettings(Group):
+    """How long to wait for the server."""
+
+    section: ClassVar[str] = "timeouts"
+    connect_s: Seconds = 5.0
+    command_s: Seconds = 5.0
+    """Without a reply for this long the connection counts as dead: the outcome is unknown."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RetrySettings(Group):
+    """`with_retry`: waits of min(base_s·2^(n-1)·(1 + 0…25 %), max_s) between the tries."""
+
+    section: ClassVar[str] = "retry"
+    tries: Annotated[int, Meta(ge=1, le=1_000)] = 3
+    base_s: Seconds = 1.0
+    max_s: Seconds = 30.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TlsSettings(Group):
+    """For `rediss://` and its relatives. The server's certificate is always verified."""
+
+    section: ClassVar[str] = "tls"
+    ca_file: str | None = None
+    cert_file: str | None = None
+    key_file: str | None = None
+    check_hostname: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EmbeddedSettings(Group):
+    """The server that runs when no address is given."""
+
+    section: ClassVar[str] = "embedded"
+    start_timeout_s: Seconds = 30.0
+    linger_s: Annotated[float, Meta(ge=0, le=86_400)] = 3.0
+    """How long the server stays after its last user has gone."""
+    port: Annotated[int, Meta(ge=0, le=65_535)] = 0
+    """0: no TCP port, the unix socket only. A port listens on 127.0.0.1."""
+    appendfsync: Literal["everysec", "always", "no"] = "everysec"
+    maxmemory: Annotated[str, Meta(pattern=r"^\d+(b|kb?|mb?|gb?)?$")] = "0"
+    """`0` is without limit; `512mb` and the like otherwise. Never evicts."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CodecSettings(Group):
+    """How payloads are stored."""
+
+    section: ClassVar[str] = "codec"
+    compress_above: Annotated[int, Meta(ge=0, le=512 * 1024 * 1024)] = 1024
+    """Payloads of more bytes than this are compressed, if that makes them smaller."""
+    max_inflated: Bytes = 64 * 1024 * 1024
+    """A stored value that would unpack to more than this is refused before it is unpacked."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HealthSettings(Group):
+    """What `health()` and `penstock doctor` consider well."""
+
+    section: ClassVar[str] = "health"
+    timeout_s: Seconds = 2.0
+    memory_ratio: Share = 0.9
+    """Used memory over `maxmemory`, from which on the server counts as full."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerSettings(Group):
+    """The worker process."""
+
+    section: ClassVar[str] = "worker"
+    grace_s: Annotated[float, Meta(ge=0, le=86_400)] = 30.0
+    """How long a stopping worker may finish what it has begun."""
+    heartbeat_s: Seconds = 5.0
+    heartbeat_ttl_s: Seconds = 15.0
+    """A worker silent for this long counts as dead."""
+    poll_s: Seconds = 1.0
+    """Longest wait of one read; a loop silent for two polls is not ready and is restarted."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogSettings(Group):
+    section: ClassVar[str] = "log"
+    format: Literal["human", "json"] = "human"
+    level: Literal["debug", "info", "warning", "error"] = "info"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings(Group):
+    """All settings of one Penstock. Secrets are kept out of `repr`."""
+
+    url: str | None = field(default=None, repr=False)
+    """Address of the server; without one the embedded server of `home` is used."""
+    username: str | None = None
+    password: str | None = field(default=None, repr=False)
+    password_file: str | None = None
+    """A file that holds the password; its last newline does not count."""
+    sentinel_username: str | None = None
+    sentinel_password: str | None = field(default=None, repr=False)
+    home: str | None = None
+    """Data directory of the embedded server."""
+    namespace: str = ""
+    """Put before every key, so that several systems can share a server."""
+    pools: PoolSettings = field(default_factory=PoolSettings)
+    timeouts: TimeoutSettings = field(default_factory=TimeoutSettings)
+    retry: RetrySettings = field(default_factory=RetrySettings)
+    tls: TlsSettings = field(default_factory=TlsSettings)
+    embedded: EmbeddedSettings = field(default_factory=EmbeddedSettings)
+    codec: CodecSettings = field(default_factory=CodecSettings)
+    health: HealthSettings = field(default_factory=HealthSettings)
+    worker: WorkerSettings = field(default_factory=WorkerSettings)
+    log: LogSettings = field(default_factory=LogSettings)
+
+    def __post_init__(self) -> None:
+        Group.__post_init__(self)
+        if self.worker.heartbeat_s >= self.worker.heartbeat_ttl_s:
+            raise SettingError(
+                "worker.heartbeat_s",
+                self.worker.heartbeat_s,
+                f"less than worker.heartbeat_ttl_s ({self.worker.heartbeat_ttl_s})",
+            )
+        if self.retry.base_s > self.retry.max_s:
+            raise SettingError(
+                "retry.base_s", self.retry.base_s, f"at most retry.max_s ({self.retry.max_s})"
+            )
+
+    @property
+    def home_path(self) -> Path:
+        """The data directory in force."""
+        return Path(self.home).expanduser().absolute() if self.home else _default_home()
+
+    @classmethod
+    def load(
+        cls,
+        arguments: Mapping[str, object] | None = None,
+        *,
+        config: str | Path | None = None,
+        environ: Mapping[str, str] | None = None,
+    ) -> Settings:
+        """Read the file and the environment, put `arguments` (dotted names) on top, check all.
+
+        An argument of None counts as not given.
+        """
+        environ = os.environ if environ is None else environ
+        values = _from_file(config or environ.get(CONFIG_VARIABLE))
+        values |= _from_environment(environ)
+        values |= {name: value for name, value in (arguments or {}).items() if value is not None}
+        groups: dict[str, dict[str, Any]] = {}
+        for name, value in values.items():
+            if name not in _names():
+                raise SettingError(name, _shown(name, value), _suggestion(name))
+            section, _, key = name.rpartition(".")
+            groups.setdefault(section, {})[key] = _checked(name, value, _names()[name])
+        made = {name: kind(**groups.get(name, {})) for name, kind in _groups().items()}
+        return cls(**groups.get("", {}), **made)
+
+
+def _default_home() -> Path:
+    if sys.platform == "darwin":
+        return Path.home() / "Library" / "Application Support" / "penstock"
+    return Path(os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share") / "penstock"
+
+
+def _from_file(path: str | Path | None) -> dict[str, object]:
+    if path is None and not Path(CONFIG_FILE).is_file():
+        return {}
+    path = Path(path or CONFIG_FILE)
+    try:
+        document = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"configuration file {path}: {error.strerror}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"configuration file {path}: not valid TOML: {error}") from None
+    values: dict[str, object] = {}
+    for name, value in document.items():
+        if isinstance(value, dict):
+            table = cast("dict[str, object]", value)
+            values |= {_dotted(name, key): entry for key, entry in table.items()}
+        else:
+            values[name] = value
+    return values
+
+
+def _from_environment(environ: Mapping[str, str]) -> dict[str, object]:
+    by_variable = {_variable(name): name for name in _names()}
+    values: dict[str, object] = {}
+    for variable, value in environ.items():
+        if not variable.startswith(ENVIRONMENT_PREFIX) or variable == CONFIG_VARIABLE:
+            continue
+        if variable not in by_variable:
+            close = difflib.get_close_matches(variable, by_variable, n=1)
+            hint = f"; did you mean {close[0]}?" if close else ""
+            raise SettingError(variable, "…", f"a known PENSTOCK_ variable{hint}")
+        values[by_variable[variable]] = value
+    return values
+
+
+def _checked(name: str, value: object, kind: Any) -> object:
+    try:
+        return msgspec.convert(value, kind, strict=not isinstance(value, str))
+    except msgspec.ValidationError:
+        raise SettingError(name, _shown(name, value), _expected(kind)) from None
+
+
+def _expected(kind: Any) -> str:
+    """Words for what a type allows: `a whole number from 1 to 10000`."""
+    options = [option for option in get_args(kind) if option is not type(None)]
+    if options and all(isinstance(option, str) for option in options):
+        return "one of " + ", ".join(options)
+    words = {int: "a whole number", float: "a number", str: "a text", bool: "true or false"}
+    base, *metas = options or [kind]
+    text = words.get(base, str(base))
+    for meta in metas:
+        if isinstance(meta, Meta):
+            text += "".join(
+                f" {word} {bound}"
+                for word, bound in (
+                    ("from", meta.ge), ("above", meta.gt), ("to", meta.le), ("like", meta.pattern)
+                )
+                if bound is not None
+            )  # fmt: skip
+    return text
+
+
+def _shown(name: str, value: object) -> object:
+    return "…" if name.endswith("password") or name == "url" else value
+
+
+def _suggestion(name: str) -> str:
+    close = difflib.get_close_matches(name, _names(), n=1)
+    return "a known setting" + (f"; did you mean {close[0]}?" if close else "")
+
+
+def _dotted(section: str, name: str) -> str:
+    return f"{section}.{name}" if section else name
+
+
+def _variable(name: str) -> str:
+    return ENVIRONMENT_PREFIX + name.replace(".", "_").upper()
+
+
+@cache
+def _kinds(group: type) -> dict[str, Any]:
+    hints = get_type_hints(group, include_extras=True)
+    return {item.name: hints[item.name] for item in fields(group)}
+
+
+@cache
+def _groups() -> dict[str, Any]:
+    return {name: kind for name, kind in _kinds(Settings).items() if is_dataclass(kind)}
+
+
+@cache
+def _names() -> dict[str, Any]:
+    """Every setting by its dotted name, with its type."""
+    names = {name: kind for name, kind in _kinds(Settings).items() if name not in _groups()}
+    for section, group in _groups().items():
+        names |= {_dotted(section, name): kind for name, kind in _kinds(group).items()}
+    return names
