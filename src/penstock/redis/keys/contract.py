@@ -1,0 +1,279 @@
+"""The stored contract: every kind of key, in one place.
+
+`docs/contracts.md` shows the same table to people; a test keeps the two equal, and another one
+proves that each key property has its entry here.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from penstock.redis.keys.family import Family, RedisType, Ttl
+from penstock.redis.keys.names import QUEUE_WORD
+
+__all__ = ["AREA_WORDS", "FAMILIES", "RESERVED"]
+
+STRING, LIST, SET = RedisType.STRING, RedisType.LIST, RedisType.SET
+ZSET, HASH, STREAM = RedisType.ZSET, RedisType.HASH, RedisType.STREAM
+NEVER, ALWAYS, TERMINAL, WRITER = Ttl.NEVER, Ttl.ALWAYS, Ttl.TERMINAL, Ttl.WRITER
+
+OURS = "Penstock"
+JAVA = "the Java library"
+BOTH = "Penstock; the Java library"
+XADD = "Penstock; the Java library; foreign producers may XADD"
+PUSH = "Penstock; foreign producers may RPUSH (LPUSH if the queue says so)"
+WITH_TOPIC = "removed with the topic"
+
+_TOPICS = (
+    Family(
+        "topics.registry", "streaming:mq:topics:registry", "streaming:mq:{topics}:registry",
+        SET, NEVER, "kept; a topic leaves it when deleted", "topics", BOTH,
+    ),
+    Family(
+        "topics.payload_times", "streaming:mq:payload:ts", "streaming:mq:payload:{topics}:ts",
+        ZSET, NEVER, "kept; the sweep of payloads empties it", "topics", BOTH,
+    ),
+    Family(
+        "topic.meta", "streaming:mq:topic:<topic>:meta", "streaming:mq:topic:{<topic>}:meta",
+        HASH, NEVER, WITH_TOPIC, "topics", BOTH,
+    ),
+    Family(
+        "topic.partitions",
+        "streaming:mq:topic:<topic>:partitions", "streaming:mq:topic:{<topic>}:partitions",
+        SET, NEVER, WITH_TOPIC, "topics", BOTH,
+    ),
+    Family(
+        "topic.dlq", "stream:topic:<topic>:dlq", "stream:topic:{<topic>}:dlq",
+        STREAM, NEVER, "trimmed by its own retention", "topics", BOTH,
+    ),
+    Family(
+        "topic.payload_index",
+        "streaming:mq:payload:idx:<topic>", "streaming:mq:payload:idx:{<topic>}",
+        SET, NEVER, WITH_TOPIC, "topics", BOTH,
+    ),
+    Family(
+        "topic.java_retry", "streaming:mq:retry:<topic>", "streaming:mq:retry:{<topic>}",
+        ZSET, WRITER, WITH_TOPIC, "topics", JAVA,
+    ),
+    Family(
+        "topic.java_retry_item",
+        "streaming:mq:retry:item:<topic>:<item>", "streaming:mq:retry:item:{<topic>}:<item>",
+        HASH, WRITER, WITH_TOPIC, "topics", JAVA,
+    ),
+    Family(
+        "topic.java_retry_lock",
+        "streaming:mq:retry:lock:<topic>", "streaming:mq:retry:lock:{<topic>}",
+        HASH, WRITER, "half a second", "topics", JAVA,
+    ),
+    Family(
+        "partition.stream", "stream:topic:<topic>:p:<index>", "stream:topic:{<topic>:<index>}",
+        STREAM, NEVER, "trimmed by retention, never past what a group needs", "topics", XADD,
+    ),
+    Family(
+        "partition.lease",
+        "streaming:mq:lease:<topic>:<group>:<index>",
+        "streaming:mq:lease:{<topic>:<index>}:<group>",
+        STRING, ALWAYS, "15 s, renewed by the owner", "topics", BOTH,
+    ),
+    Family(
+        "partition.commit",
+        "streaming:mq:commit:<topic>:p:<index>", "streaming:mq:commit:{<topic>:<index>}",
+        HASH, NEVER, WITH_TOPIC, "topics", BOTH,
+    ),
+    Family(
+        "partition.java_acks",
+        "streaming:mq:acks:<topic>:p:<index>:<message>",
+        "streaming:mq:acks:{<topic>:<index>}:<message>",
+        SET, WRITER, "a day", "topics", JAVA,
+    ),
+    Family(
+        "partition.payload",
+        "streaming:mq:payload:<topic>:p:<index>:<payload>",
+        "streaming:mq:payload:{<topic>:<index>}:<payload>",
+        STRING, WRITER, "until every group is past its message; swept if orphaned", "topics", BOTH,
+    ),
+    Family(
+        "partition.retry",
+        "penstock:topic:<topic>:p:<index>:retry:<group>",
+        "penstock:topic:{<topic>:<index>}:retry:<group>",
+        ZSET, NEVER, "removed with the group or the topic", "topics", OURS,
+    ),
+    Family(
+        "partition.delayed",
+        "penstock:topic:<topic>:p:<index>:delayed", "penstock:topic:{<topic>:<index>}:delayed",
+        ZSET, NEVER, "an entry leaves when due", "topics", OURS,
+    ),
+    Family(
+        "partition.delayed_bodies",
+        "penstock:topic:<topic>:p:<index>:delayed_bodies",
+        "penstock:topic:{<topic>:<index>}:delayed_bodies",
+        HASH, NEVER, "an entry leaves when due", "topics", OURS,
+    ),
+    Family(
+        "partition.dedup",
+        "penstock:topic:<topic>:p:<index>:dedup:<key>",
+        "penstock:topic:{<topic>:<index>}:dedup:<key>",
+        STRING, ALWAYS, "as long as a repeat is recognised", "topics", OURS,
+    ),
+)  # fmt: skip
+
+_QUEUES = (
+    Family(
+        "queue.waiting", "<queue>", "{<queue>}",
+        LIST, NEVER, "a job leaves when claimed", "queues", PUSH,
+    ),
+    Family(
+        "queue.priority", "<queue>:<priority>", "{<queue>}:<priority>",
+        LIST, NEVER, "a job leaves when claimed", "queues", PUSH,
+    ),
+    Family(
+        "queue.lane", "<queue>:<lane>", "{<queue>}:<lane>",
+        LIST, NEVER, "a job leaves when claimed", "queues", OURS,
+    ),
+    Family(
+        "queue.dead_letters", "dlq:<queue>", "dlq:{<queue>}",
+        LIST, NEVER, "until replayed or purged", "queues", OURS,
+    ),
+    Family(
+        "queue.overflow", "dlq:overflow:<queue>", "dlq:overflow:{<queue>}",
+        LIST, NEVER, "until replayed or purged; bounded", "queues", OURS,
+    ),
+    Family(
+        "queue.claimed",
+        "penstock:queue:<queue>:claimed:<worker>", "penstock:queue:{<queue>}:claimed:<worker>",
+        HASH, NEVER, "a job leaves when finished, or when its worker is dead", "queues", OURS,
+    ),
+    Family(
+        "queue.delayed", "penstock:queue:<queue>:delayed", "penstock:queue:{<queue>}:delayed",
+        ZSET, NEVER, "a job leaves when due", "queues", OURS,
+    ),
+    Family(
+        "queue.delayed_bodies",
+        "penstock:queue:<queue>:delayed_bodies", "penstock:queue:{<queue>}:delayed_bodies",
+        HASH, NEVER, "a job leaves when due", "queues", OURS,
+    ),
+    Family(
+        "job.status",
+        "penstock:queue:<queue>:job:<job>", "penstock:queue:{<queue>}:job:<job>",
+        HASH, TERMINAL, "7 days from the final state", "queues", OURS, also="<area>:job:<job>",
+    ),
+)  # fmt: skip
+
+_WORKERS = (
+    Family(
+        "workers.heartbeats", "penstock:workers:heartbeats", "penstock:{workers}:heartbeats",
+        ZSET, NEVER, "kept; dead workers are swept out of it", "runtime", OURS,
+    ),
+    Family(
+        "workers.info", "penstock:workers:info:<worker>", "penstock:{workers}:info:<worker>",
+        HASH, ALWAYS, "renewed with each heartbeat", "runtime", OURS,
+    ),
+    Family(
+        "probe.value", "penstock:probe:<tag>", "penstock:probe:{<tag>}",
+        STRING, ALWAYS, "seconds", "health", OURS,
+    ),
+)  # fmt: skip
+
+_COORDINATION = (
+    Family(
+        "dedupe.mark", "dedupe:<key>", "dedupe:{<key>}",
+        STRING, ALWAYS, "5 minutes unless told otherwise", "once", OURS,
+    ),
+    Family(
+        "limit.log", "ratelimit:<endpoint>:<client>", "ratelimit:{<endpoint>:<client>}",
+        ZSET, ALWAYS, "the limit's longest window", "limits", OURS,
+    ),
+    Family(
+        "hourly_limit.count",
+        "courtlistener:rate_limit:<hour>", "courtlistener:{rate_limit}:<hour>",
+        STRING, ALWAYS, "2 hours", "limits", OURS,
+    ),
+    Family(
+        "window.current", "batch:<window>:current", "batch:{<window>}:current",
+        STRING, NEVER, "until the batch is closed", "windows", OURS,
+    ),
+    *(
+        Family(
+            f"batch.{field}", f"batch:<batch>:{field}", f"batch:{{<window>}}:<batch>:{field}",
+            redis_type, NEVER, "until the batch is closed", "windows", OURS,
+        )
+        for field, redis_type in (
+            ("camera_id", STRING), ("detections", LIST),
+            ("started_at", STRING), ("last_activity", STRING),
+        )
+    ),
+    Family(
+        "run.pipeline", "courtlistener:pipeline:<run>", "courtlistener:pipeline:{<run>}",
+        HASH, TERMINAL, "25 hours from the final state", "runs", OURS,
+    ),
+    Family(
+        "run.task_start",
+        "courtlistener:task_start:<run>:<task>", "courtlistener:task_start:{<run>}:<task>",
+        STRING, ALWAYS, "25 hours", "runs", OURS,
+    ),
+    Family(
+        "run.failed", "courtlistener:failed:<hour>", "courtlistener:failed:{<run>}:<hour>",
+        LIST, ALWAYS, "2 hours; a view, the failures themselves are kept", "runs", OURS,
+    ),
+    Family(
+        "slot.holders", "penstock:slot:<slot>", "penstock:slot:{<slot>}",
+        ZSET, ALWAYS, "the longest lease in it", "slots", OURS,
+    ),
+    Family(
+        "feed.events", "penstock:feed:<feed>", "penstock:feed:{<feed>}",
+        STREAM, TERMINAL, "capped; a while after its last event, if it has one", "feeds", OURS,
+    ),
+    Family(
+        "cache.value", "cache:<space>:<key>", "cache:{<space>:<key>}",
+        STRING, ALWAYS, "as its writer says", "cache", OURS,
+    ),
+)  # fmt: skip
+
+_UPLOADS = (
+    Family(
+        "upload.state", "upload:<upload>:state", "upload:{<upload>}:state",
+        HASH, TERMINAL, "24 hours from the final state", "uploads", OURS,
+    ),
+    Family(
+        "upload.metadata", "upload:<upload>:metadata", "upload:{<upload>}:metadata",
+        HASH, TERMINAL, "24 hours from the final state", "uploads", OURS,
+    ),
+    Family(
+        "upload.parts", "upload:<upload>:parts", "upload:{<upload>}:parts",
+        HASH, TERMINAL, "24 hours from the final state", "uploads", OURS,
+    ),
+    Family(
+        "upload.chunk", "upload:<upload>:chunks:<chunk>", "upload:{<upload>}:chunks:<chunk>",
+        STRING, TERMINAL, "until its part is stored; an hour from the final state", "uploads", OURS,
+    ),
+)  # fmt: skip
+
+FAMILIES: Final[tuple[Family, ...]] = (*_TOPICS, *_QUEUES, *_WORKERS, *_COORDINATION, *_UPLOADS)
+
+
+def _reserved(argument: str) -> frozenset[str]:
+    """Words that stand in other keys where this argument stands in its own."""
+    patterns = [
+        pattern.split(":")
+        for family in FAMILIES
+        for pattern in (family.pattern, family.also)
+        if pattern
+    ]
+    return frozenset(
+        other[position]
+        for parts in patterns
+        for position, part in enumerate(parts)
+        if part == f"<{argument}>"
+        for other in patterns
+        if other[:position] == parts[:position] and len(other) > position
+        if not other[position].startswith("<")
+    )
+
+
+RESERVED: Final = {argument: _reserved(argument) for argument in ("topic", "queue")}
+"""Names refused to topics, and first parts refused to queues."""
+
+AREA_WORDS: Final = frozenset(
+    family.also.split(":")[1] for family in FAMILIES if family.also.startswith("<area>:")
+) | {QUEUE_WORD}
+"""Parts refused to queues before their last colon."""

@@ -1,0 +1,59 @@
+"""What is promised about one kind of key."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+__all__ = ["Family", "RedisType", "Ttl"]
+
+
+class RedisType(StrEnum):
+    """Type of a key, spelled as the server's `TYPE` command answers."""
+
+    STRING = "string"
+    LIST = "list"
+    SET = "set"
+    ZSET = "zset"
+    HASH = "hash"
+    STREAM = "stream"
+
+
+class Ttl(StrEnum):
+    """Whether a key of the family must have a TTL."""
+
+    NEVER = "never"
+    """None: its owner removes it. A TTL on it would lose work."""
+    ALWAYS = "always"
+    """From its first write on. One without a TTL is an orphan."""
+    TERMINAL = "terminal"
+    """None while the work goes on, one from its final state on."""
+    WRITER = "writer"
+    """Another program writes the key as well, and decides."""
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """One kind of key. The stored contract: what others may rely on."""
+
+    name: str
+    """`partition.stream` is built by `Keys(…).partition(…).stream`."""
+    pattern: str
+    """Its keys on a single server; `<topic>` stands for an argument of that name."""
+    cluster: str
+    """Its keys on a cluster."""
+    redis_type: RedisType
+    ttl: Ttl
+    lifetime: str
+    """How long a key lives, in words."""
+    owner: str
+    """The part of Penstock that answers for the keys: it removes or expires them."""
+    writers: str
+    """Who may write them."""
+    also: str = ""
+    """A second spelling on a single server; `<area>` belongs to a queue `<area>:queue`."""
+
+    @property
+    def patterns(self) -> tuple[str, ...]:
+        """All spellings, those of a single server first."""
+        return tuple(pattern for pattern in (self.pattern, self.also, self.cluster) if pattern)

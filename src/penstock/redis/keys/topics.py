@@ -1,0 +1,120 @@
+"""Keys of topics. Those under `stream:` and `streaming:mq:` are shared with the Java library."""
+
+from __future__ import annotations
+
+from penstock.redis.keys.base import FamilyKeys
+from penstock.redis.keys.names import check_name, encode_id
+
+__all__ = ["PartitionKeys", "TopicKeys", "TopicsKeys"]
+
+
+class TopicsKeys(FamilyKeys):
+    """Keys of all topics together."""
+
+    __slots__ = ()
+
+    @property
+    def registry(self) -> str:
+        """SET: the names of all topics."""
+        return f"{self.root}streaming:mq:{self.home}:registry"
+
+    @property
+    def payload_times(self) -> str:
+        """ZSET: payload keys by the time they were written, in ms."""
+        tag = f"{self.home}:" if self._is_tagged else ""
+        return f"{self.root}streaming:mq:payload:{tag}ts"
+
+
+class TopicKeys(FamilyKeys):
+    """Keys of one topic that belong to no single partition.
+
+    On a cluster they share a slot with each other, not with the partitions, so that one topic
+    spreads over all nodes.
+    """
+
+    __slots__ = ()
+
+    @property
+    def meta(self) -> str:
+        """HASH: the topic's facts: `partitionCount` and more."""
+        return f"{self.root}streaming:mq:topic:{self.home}:meta"
+
+    @property
+    def partitions(self) -> str:
+        """SET: the keys of the partitions' streams."""
+        return f"{self.root}streaming:mq:topic:{self.home}:partitions"
+
+    @property
+    def dlq(self) -> str:
+        """STREAM: the topic's dead letters."""
+        return f"{self.root}stream:topic:{self.home}:dlq"
+
+    @property
+    def payload_index(self) -> str:
+        """SET: the keys of the topic's large payloads."""
+        return f"{self.root}streaming:mq:payload:idx:{self.home}"
+
+    @property
+    def java_retry(self) -> str:
+        """ZSET: keys of the Java library's retry items by due time in ms."""
+        return f"{self.root}streaming:mq:retry:{self.home}"
+
+    def java_retry_item(self, item: str) -> str:
+        """HASH: one message that the Java library will send again."""
+        return f"{self.root}streaming:mq:retry:item:{self.home}:{encode_id('retry item', item)}"
+
+    @property
+    def java_retry_lock(self) -> str:
+        """HASH: lock by which the Java library's processes take turns at moving retries."""
+        return f"{self.root}streaming:mq:retry:lock:{self.home}"
+
+
+class PartitionKeys(FamilyKeys):
+    """Keys of one partition; on a cluster they share a slot, so a script may span them."""
+
+    __slots__ = ()
+
+    @property
+    def stream(self) -> str:
+        """STREAM: the partition's messages."""
+        return f"{self.root}stream:topic:{self.home}"
+
+    def lease(self, group: str) -> str:
+        """STRING: the consumer that owns the partition for a group."""
+        check_name("group", group)
+        if self._is_tagged:
+            return f"{self.root}streaming:mq:lease:{self.home}:{group}"
+        # Here, and only here, the Java library puts the group before the partition.
+        topic, _, index = self.home.partition(":p:")
+        return f"{self.root}streaming:mq:lease:{topic}:{group}:{index}"
+
+    @property
+    def commit(self) -> str:
+        """HASH: from group to the highest message id it has acknowledged."""
+        return f"{self.root}streaming:mq:commit:{self.home}"
+
+    def java_acks(self, message: str) -> str:
+        """SET: the groups that have acknowledged a message, as the Java library counts them."""
+        return f"{self.root}streaming:mq:acks:{self.home}:{encode_id('message', message)}"
+
+    def payload(self, payload: str) -> str:
+        """STRING: the body of a message too large for the stream."""
+        return f"{self.root}streaming:mq:payload:{self.home}:{encode_id('payload', payload)}"
+
+    def retry(self, group: str) -> str:
+        """ZSET: pending message ids by the time of a group's next attempt, in server ms."""
+        return f"{self.root}penstock:topic:{self.home}:retry:{check_name('group', group)}"
+
+    @property
+    def delayed(self) -> str:
+        """ZSET: ids of messages not yet due, by due time in server ms."""
+        return f"{self.root}penstock:topic:{self.home}:delayed"
+
+    @property
+    def delayed_bodies(self) -> str:
+        """HASH: from id to the message not yet due."""
+        return f"{self.root}penstock:topic:{self.home}:delayed_bodies"
+
+    def dedup(self, key: str) -> str:
+        """STRING: the id of the message sent under an idempotency key."""
+        return f"{self.root}penstock:topic:{self.home}:dedup:{encode_id('idempotency key', key)}"
