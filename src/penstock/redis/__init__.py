@@ -1,0 +1,1 @@
+"""The door to Redis: knows the server, not the work."""

@@ -1,0 +1,79 @@
+"""`penstock health` and `penstock doctor`."""
+
+from __future__ import annotations
+
+import sys
+
+import click
+
+from penstock.app import Penstock
+from penstock.interfaces.cli.main import run
+from penstock.interfaces.cli.output import ExitCode, json_option, say, say_json
+from penstock.redis.doctor import Diagnosis
+from penstock.redis.health import Health
+from penstock.settings import Settings
+
+__all__ = ["doctor", "health"]
+
+_MARKS = {"ok": "ok     ", "warning": "warning", "failure": "FAILURE"}
+
+
+@click.command()
+@json_option
+@click.pass_obj
+def health(settings: Settings, as_json: bool) -> None:
+    """Say whether the server is fit for work now.
+
+    Exits 0 if healthy, 1 if degraded or unhealthy, 4 if no server answered.
+    """
+
+    async def ask() -> Health:
+        app = Penstock(settings=settings)
+        try:
+            return await app.health()
+        finally:
+            await app.close()
+
+    found = run(ask())
+    if as_json:
+        say_json(found)
+    else:
+        say(f"{found.status}  {found.address}", bold=True)
+        for reason in found.reasons:
+            say(f"  {reason}")
+        for node in found.nodes:
+            limit = f" of {node.max_memory:,}" if node.max_memory else ""
+            say(
+                f"  {node.endpoint}: {node.server} {node.version}, {node.role}, "
+                f"{node.latency_ms} ms, {node.used_memory:,}{limit} bytes, "
+                f"append-only file {'on' if node.aof_enabled else 'off'}"
+            )
+    if not found.connected:
+        sys.exit(ExitCode.CONNECTION)
+    sys.exit(ExitCode.OK if found.healthy else ExitCode.FOUND)
+
+
+@click.command()
+@json_option
+@click.pass_obj
+def doctor(settings: Settings, as_json: bool) -> None:
+    """Judge how the server is set up, and say what to type to mend it.
+
+    Exits 1 if anything would break a promise: keys that may be evicted, nothing persisted, no
+    memory left, too old a server, orphaned keys.
+    """
+
+    async def ask() -> Diagnosis:
+        async with Penstock(settings=settings) as app:
+            return await app.doctor()
+
+    found = run(ask())
+    if as_json:
+        say_json({"address": found.address, "sound": found.sound, "findings": found.findings})
+    else:
+        for finding in found.findings:
+            place = f" ({finding.endpoint})" if finding.endpoint else ""
+            say(f"{_MARKS[finding.level]}  {finding.check}: {finding.message}{place}")
+            if finding.fix:
+                say(f"         mend it: {finding.fix}")
+    sys.exit(ExitCode.OK if found.sound else ExitCode.FOUND)

@@ -1,0 +1,68 @@
+"""`penstock server`: the embedded server by hand."""
+
+from __future__ import annotations
+
+import sys
+
+import click
+
+from penstock.interfaces.cli.output import ExitCode, fail, json_option, say, say_json
+from penstock.redis.embedded import Embedded, EmbeddedStatus
+from penstock.settings import Settings
+
+__all__ = ["server"]
+
+
+@click.group()
+def server() -> None:
+    """Start, stop or look at the embedded server of the data directory.
+
+    Nobody has to: whatever needs it starts it, and it ends after its last user. Started here it
+    stays until it is stopped.
+    """
+
+
+@server.command()
+@json_option
+@click.pass_obj
+def start(settings: Settings, as_json: bool) -> None:
+    """Start the server and let it stay."""
+    embedded = Embedded(settings.home_path, settings.embedded)
+    embedded.attach()
+    embedded.pin()
+    embedded.detach()
+    _show(embedded.status(), as_json)
+
+
+@server.command()
+@click.option("--force", is_flag=True, help="Stop it even while other processes use it.")
+@click.pass_obj
+def stop(settings: Settings, force: bool) -> None:
+    """Write everything out and stop the server."""
+    embedded = Embedded(settings.home_path, settings.embedded)
+    status = embedded.status()
+    if status.in_use and not force:
+        fail(f"the server in {status.home} is in use (--force stops it)", ExitCode.FOUND)
+    say("stopped" if embedded.stop() else "it was not running")
+
+
+@server.command()
+@json_option
+@click.pass_obj
+def status(settings: Settings, as_json: bool) -> None:
+    """Say whether the server runs; exits 1 if not."""
+    found = Embedded(settings.home_path, settings.embedded).status()
+    _show(found, as_json)
+    sys.exit(ExitCode.OK if found.running else ExitCode.FOUND)
+
+
+def _show(found: EmbeddedStatus, as_json: bool) -> None:
+    if as_json:
+        say_json(found)
+        return
+    say("running" if found.running else "not running", bold=True)
+    say(f"  data    {found.home}")
+    say(f"  socket  {found.socket}")
+    if found.running:
+        say(f"  in use  {'yes' if found.in_use else 'no'}")
+        say(f"  stays   {'until it is stopped' if found.pinned else 'until its last user leaves'}")

@@ -1,0 +1,340 @@
+"""The door: every conversation with the server goes through one `Client`."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Self, TypeVar
+
+from penstock.errors import (
+    AddressError,
+    ClusterDown,
+    NotOpen,
+    ReadOnlyReplica,
+    Redirected,
+    ServerError,
+    Unreachable,
+)
+from penstock.redis.address import (
+    Address,
+    Credentials,
+    Endpoint,
+    Topology,
+    parse_address,
+    tls_context,
+)
+from penstock.redis.embedded import Embedded
+from penstock.redis.keys import Keys
+from penstock.redis.node import Counters, Node, Role
+from penstock.redis.retry import with_retry
+from penstock.redis.routing import command_slot
+from penstock.redis.scripts import Scripts
+from penstock.redis.stock import stock_client
+from penstock.redis.topology import ClusterMap, NodeMap, OneServer, SentinelMap
+from penstock.redis.wire import Argument, Command, Reply, Wire
+from penstock.settings import Settings
+
+if TYPE_CHECKING:
+    from redis.asyncio import Redis
+
+__all__ = ["Client"]
+
+T = TypeVar("T")
+
+# A reshard moves a slot once; more hops than this mean that the nodes disagree.
+_MOST_REDIRECTS = 8
+_TRY_AGAIN_S = 0.02
+
+
+class Client:
+    """Connections by role to one server, to a sentinel-guarded primary, or to a cluster.
+
+        async with Client(Settings.load({"url": "redis://localhost"})) as client:
+            await client.call("SET", "greeting", "hello", role=Role.CACHE)
+
+    A call that returns is confirmed. It is never repeated behind the caller's back, except where
+    the server said that it did nothing (a moved slot, a forgotten script).
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self.embedded: Embedded | None = None
+        if settings.url is None:
+            self.embedded = Embedded(settings.home_path, settings.embedded)
+            self.address = Address(Topology.SINGLE, (self.embedded.endpoint,))
+        else:
+            self.address = parse_address(settings.url, settings)
+        self.keys = Keys(settings.namespace, cluster=self.address.topology is Topology.CLUSTER)
+        self.scripts = Scripts(self)
+        self.server_version: tuple[int, ...] = (0,)
+        """Version of the server that was connected to last."""
+        self.counters = Counters()
+        self._map: NodeMap | None = None
+        self._cluster: ClusterMap | None = None
+        self._stock: Redis | None = None
+        self._pid = 0
+
+    def __repr__(self) -> str:
+        return f"Client({str(self.address)!r})"
+
+    async def __aenter__(self) -> Self:
+        await self.open()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    async def open(self) -> None:
+        """Connect once, so that a wrong address or password shows now. May come twice.
+
+        Without an address the embedded server is started first, unless it runs.
+        """
+        if self._map is not None and self._pid == os.getpid():
+            return
+        self._pid = os.getpid()
+        self._map = self._make_map()
+        try:
+            if self.embedded is not None:
+                await asyncio.to_thread(self.embedded.attach)
+            await (await self._map.node(None)).wire(Role.DEFAULT)
+        except BaseException:
+            await self.close()
+            raise
+
+    async def close(self) -> None:
+        """End every connection. May come twice, or before any open."""
+        nodes, self._map, self._cluster = self._map, None, None
+        if nodes is None or self._pid != os.getpid():
+            return  # after a fork the sockets are the parent's
+        await asyncio.gather(*(node.close() for node in nodes.known()))
+        if self._stock is not None:
+            stock, self._stock = self._stock, None
+            await stock.aclose()
+        if self.embedded is not None:
+            self.embedded.detach()
+
+    async def call(
+        self, *command: Argument, role: Role = Role.DEFAULT, timeout_s: float | None = None
+    ) -> Reply:
+        """Send one command and return its reply as the server words it.
+
+        A command that blocks goes by `Role.QUEUE` and says with `timeout_s` how long it may take,
+        its own limit and a margin for the way.
+        """
+        nodes = self._nodes()
+        if self._cluster is not None:
+            reply = (await self._routed(self._cluster, (command,), role, timeout_s))[0]
+        else:
+            node = await nodes.node(None)
+            reply = (await self._ask(node, role, (command,), timeout_s))[0]
+        if isinstance(reply, ServerError):
+            raise reply
+        return reply
+
+    async def pipeline(
+        self,
+        commands: Sequence[Command],
+        *,
+        role: Role = Role.DEFAULT,
+        timeout_s: float | None = None,
+    ) -> list[Reply]:
+        """Send `commands` in one go to each node concerned; each has its own end in the list."""
+        nodes = self._nodes()
+        if self._cluster is not None:
+            return await self._routed(self._cluster, commands, role, timeout_s)
+        return await self._ask(await nodes.node(None), role, commands, timeout_s)
+
+    @asynccontextmanager
+    async def lease(
+        self, role: Role = Role.QUEUE, *, slot: int | None = None
+    ) -> AsyncGenerator[Wire]:
+        """Lend a connection to one caller alone (to the owner of `slot` on a cluster)."""
+        node = await self._nodes().node(slot)
+        async with node.lease(role) as wire:
+            yield wire
+
+    async def wire(self, role: Role = Role.DEFAULT, *, slot: int | None = None) -> Wire:
+        """Return the role's shared connection, for loops that pipeline by hand.
+
+        It may end at any moment; then ask again.
+        """
+        node = await self._nodes().node(slot)
+        return node.shared(role) or await node.wire(role)
+
+    async def primaries(self) -> list[Node]:
+        """Return every node that takes writes, as the server tells it now."""
+        return await self._nodes().primaries()
+
+    def tag_on(self, node: Node) -> str:
+        """Return a hash tag for keys that must live on `node`; any will do without a cluster."""
+        return self._cluster.tag_on(node) if self._cluster else "server"
+
+    async def with_retry(
+        self,
+        operation: Callable[[], Awaitable[T]],
+        operation_name: str,
+        max_retries: int | None = None,
+        *,
+        idempotent: bool = False,
+    ) -> T:
+        """`penstock.redis.with_retry` with this client's settings."""
+        return await with_retry(
+            operation,
+            operation_name,
+            max_retries,
+            settings=self.settings.retry,
+            idempotent=idempotent,
+        )
+
+    async def stock(self) -> Redis:
+        """Return redis-py's own client on this address, for pub/sub and what is not wrapped here.
+
+        Its repeats are off: it, too, sends a write once. Its errors are redis-py's.
+        """
+        if self._stock is None:
+            node = await self._nodes().node(None)
+            self._stock = stock_client(self.address, node.endpoint, self.settings)
+        return self._stock
+
+    # inside
+
+    def _nodes(self) -> NodeMap:
+        if self._map is None:
+            raise NotOpen("the client is not open: use `async with`, or call open() first")
+        if self._pid != os.getpid():
+            raise NotOpen("the client was opened before a fork: open one in this process")
+        return self._map
+
+    async def _ask(
+        self, node: Node, role: Role, commands: Sequence[Command], timeout_s: float | None
+    ) -> list[Reply]:
+        """Send to one node. What shows that the node is not the right one makes us look again."""
+        try:
+            if role is Role.QUEUE:
+                async with node.lease(role) as lent:
+                    replies = await lent.call_many(commands, timeout_s=timeout_s)
+            else:
+                wire = node.shared(role) or await node.wire(role)
+                replies = await wire.call_many(commands, timeout_s=timeout_s)
+        except (Unreachable, ReadOnlyReplica) as error:
+            self._nodes().doubt(node)
+            return [error] * len(commands)
+        for reply in replies:
+            if isinstance(reply, (ReadOnlyReplica, ClusterDown)):
+                self._nodes().doubt(node)
+                if isinstance(reply, ReadOnlyReplica):
+                    await node.drop()  # whatever stands behind the address now is asked afresh
+                break
+        return replies
+
+    async def _routed(
+        self,
+        cluster: ClusterMap,
+        commands: Sequence[Command],
+        role: Role,
+        timeout_s: float | None,
+    ) -> list[Reply]:
+        """Send each command to the owner of its slot and follow the slots that move meanwhile.
+
+        Commands of one slot keep their order: a slot that has moved refuses all that follow.
+        """
+        replies: list[Reply] = [None] * len(commands)
+        targets = {
+            place: (await cluster.node(command_slot(command)), False)
+            for place, command in enumerate(commands)
+        }
+        for _ in range(_MOST_REDIRECTS):
+            groups: dict[tuple[Node, bool], list[int]] = {}
+            for place, target in targets.items():
+                groups.setdefault(target, []).append(place)
+            answers = await asyncio.gather(
+                *(
+                    self._ask_group(target, [commands[place] for place in places], role, timeout_s)
+                    for target, places in groups.items()
+                )
+            )
+            for places, answer in zip(groups.values(), answers, strict=True):
+                for place, reply in zip(places, answer, strict=True):
+                    replies[place] = reply
+            redirected: dict[int, tuple[Node, bool]] = {}
+            for place, target in targets.items():
+                reply = replies[place]
+                if not isinstance(reply, Redirected):
+                    continue
+                if str(reply).startswith("TRYAGAIN"):
+                    await asyncio.sleep(_TRY_AGAIN_S)
+                    redirected[place] = target
+                else:
+                    redirected[place] = cluster.redirected(reply, target[0])
+            if not redirected:
+                break
+            targets = redirected
+        return replies
+
+    async def _ask_group(
+        self,
+        target: tuple[Node, bool],
+        commands: Sequence[Command],
+        role: Role,
+        timeout_s: float | None,
+    ) -> list[Reply]:
+        node, asking = target
+        if not asking:
+            return await self._ask(node, role, commands, timeout_s)
+        announced = [part for command in commands for part in (("ASKING",), command)]
+        return (await self._ask(node, role, announced, timeout_s))[1::2]
+
+    def _make_map(self) -> NodeMap:
+        address = self.address
+        if address.topology is Topology.CLUSTER:
+            self._cluster = ClusterMap(address.endpoints, self._make_node)
+            return self._cluster
+        if address.topology is Topology.SENTINEL:
+            sentinels = [self._make_sentinel(endpoint) for endpoint in address.endpoints]
+            return SentinelMap(address.service, sentinels, self._make_node)
+        return OneServer(address.endpoints[0], self._make_node)
+
+    def _make_node(self, endpoint: Endpoint) -> Node:
+        return Node(endpoint, self._connect, self.settings.pools, self.counters)
+
+    def _make_sentinel(self, endpoint: Endpoint) -> Node:
+        async def connect(place: Endpoint) -> Wire:
+            return await self._open_wire(place, self.address.sentinel_credentials, 0)
+
+        return Node(endpoint, connect, self.settings.pools, Counters())
+
+    async def _connect(self, endpoint: Endpoint) -> Wire:
+        credentials, database = self.address.credentials, self.address.database
+        try:
+            wire = await self._open_wire(endpoint, credentials, database)
+        except Unreachable:
+            if self.embedded is None:
+                raise
+            await asyncio.to_thread(self.embedded.ensure_running)
+            wire = await self._open_wire(endpoint, credentials, database)
+        if self.address.topology is Topology.SENTINEL and wire.hello.get("role") != "master":
+            await wire.close()
+            raise ReadOnlyReplica(f"{endpoint}: named as primary, but it is a replica")
+        if wire.hello.get("mode") == "cluster" and self._cluster is None:
+            await wire.close()
+            raise AddressError(f"{endpoint} is part of a cluster: write redis+cluster://{endpoint}")
+        self.server_version = parse_version(str(wire.hello.get("version", "0")))
+        return wire
+
+    async def _open_wire(self, endpoint: Endpoint, credentials: Credentials, database: int) -> Wire:
+        timeouts = self.settings.timeouts
+        return await Wire.open(
+            endpoint,
+            connect_s=timeouts.connect_s,
+            command_s=timeouts.command_s,
+            credentials=credentials,
+            database=database,
+            tls=tls_context(self.settings.tls) if self.address.tls else None,
+        )
+
+
+def parse_version(text: str) -> tuple[int, ...]:
+    """Turn `7.0.15` into numbers; anything that is not one counts as 0."""
+    return tuple(int(part) if part.isdecimal() else 0 for part in text.split(".")[:3])

@@ -1,0 +1,20 @@
+-- beat: record that a worker lives, with what it says of itself.
+--
+-- Flags: allow-oom  a full server must not make every worker look dead
+--
+-- KEYS[1]  ZSET  worker ids by last heartbeat in server ms
+-- KEYS[2]  HASH  the worker
+-- ARGV[1]  str   worker id
+-- ARGV[2]  str   what it says of itself, as JSON
+-- ARGV[3]  int   ms of silence after which the worker's record vanishes
+-- ARGV[4]  int   ms of silence after which its id is forgotten too
+--
+-- Returns  int  the server's time in ms
+
+local time = redis.call('TIME')
+local now = time[1] * 1000 + math.floor(time[2] / 1000)
+redis.call('HSET', KEYS[2], 'about', ARGV[2], 'beat_ms', now)
+redis.call('PEXPIRE', KEYS[2], ARGV[3])
+redis.call('ZADD', KEYS[1], now, ARGV[1])
+redis.call('ZREMRANGEBYSCORE', KEYS[1], '-inf', now - ARGV[4])
+return now

@@ -1,0 +1,87 @@
+"""A worker's sign of life on the server: what it is, and that it is there."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import platform
+import secrets
+from collections.abc import Callable
+
+import msgspec
+
+from penstock.clock import SYSTEM_CLOCK, Clock
+from penstock.errors import ServerError
+from penstock.redis.client import Client
+from penstock.runtime.duty import Duty
+from penstock.runtime.readiness import Readiness
+
+__all__ = ["Heartbeat", "WorkerAbout"]
+
+logger = logging.getLogger(__name__)
+
+FORGET_AFTER_MS = 24 * 3_600_000
+"""How long the id of a worker that died stays on the list."""
+_LEAVE_S = 0.5
+
+
+class WorkerAbout(msgspec.Struct, frozen=True, kw_only=True):
+    """What a worker says of itself."""
+
+    host: str
+    pid: int
+    started_ms: int
+    ready: bool
+    reasons: list[str] = []
+
+
+class Heartbeat(Duty):
+    """Beats every `worker.heartbeat_s`; a worker that ends in good order takes its record along."""
+
+    def __init__(
+        self, client: Client, readiness: Callable[[], Readiness], clock: Clock = SYSTEM_CLOCK
+    ) -> None:
+        settings = client.settings.worker
+        super().__init__("heartbeat", self._beat, every_s=settings.heartbeat_s, clock=clock)
+        host = platform.node() or "localhost"
+        self.worker_id = f"{host}-{os.getpid()}-{secrets.token_hex(3)}"
+        self._client, self._readiness = client, readiness
+        self._keys = client.keys.workers()
+        self._ttl_ms = round(settings.heartbeat_ttl_s * 1000)
+        self._host, self._started_ms = host, clock.wall_ms()
+
+    async def run(self) -> None:
+        try:
+            await super().run()
+        finally:
+            await self._leave()
+
+    async def _beat(self) -> None:
+        readiness = self._readiness()
+        about = WorkerAbout(
+            host=self._host,
+            pid=os.getpid(),
+            started_ms=self._started_ms,
+            ready=readiness.ready,
+            reasons=list(readiness.reasons),
+        )
+        await self._client.scripts.beat(
+            workers=self._keys.heartbeats,
+            worker=self._keys.info(self.worker_id),
+            worker_id=self.worker_id,
+            about=msgspec.json.encode(about),
+            ttl_ms=self._ttl_ms,
+            forget_ms=FORGET_AFTER_MS,
+        )
+
+    async def _leave(self) -> None:
+        try:
+            async with asyncio.timeout(_LEAVE_S):
+                await self._client.scripts.leave(
+                    workers=self._keys.heartbeats,
+                    worker=self._keys.info(self.worker_id),
+                    worker_id=self.worker_id,
+                )
+        except (ServerError, TimeoutError) as error:
+            logger.warning("the worker's record stays until it expires: %s", error)
