@@ -143,6 +143,9 @@ class DecodeError(CodecError):
     def __str__(self) -> str:
         return self.reason
 
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.reason!r}, {len(self.raw)} bytes)"
+
 
 class InflationRefused(DecodeError):
     """Compressed bytes would unpack to more than is allowed."""

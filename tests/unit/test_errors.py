@@ -73,3 +73,9 @@ def test_errors_survive_pickling_with_their_facts(error):
 def test_a_long_name_is_shortened_in_the_message():
     message = str(errors.InvalidName("topic", "x" * 70_000, "too long"))
     assert len(message) < 200
+
+
+def test_a_decode_error_keeps_the_bytes_but_shows_them_nowhere():
+    error = errors.InflationRefused("too large", b"canary-4711")
+    assert error.raw == b"canary-4711"
+    assert "canary" not in f"{error} {error!r}"
