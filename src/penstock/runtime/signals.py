@@ -1,0 +1,58 @@
+"""The signals that ask a process to end."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Callable
+from types import FrameType, TracebackType
+from typing import Any, Self
+
+__all__ = ["STOP_SIGNALS", "StopSignals", "exit_code_of"]
+
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+"""SIGHUP is left alone: it means "reload" to some and "the terminal is gone" to others."""
+
+
+def exit_code_of(number: int) -> int:
+    """What a shell reports of a process that a signal has ended: 130 for SIGINT."""
+    return 128 + number
+
+
+class StopSignals:
+    """Within `with`, SIGTERM and SIGINT call `on_signal(number, count)`; then all is as before.
+
+    `count` is 1 for the first signal. The call comes in the main thread between two bytecodes, so
+    it also comes while a handler computes and the event loop stands still (the loop's own signal
+    handlers would not); it may do no more than hand on the news. Outside the main thread, where
+    Python allows no handlers, nothing is installed; a handler that is not Python's is left alone,
+    because it could not be put back.
+    """
+
+    def __init__(self, on_signal: Callable[[int, int], None]) -> None:
+        self._on_signal = on_signal
+        self._count = 0
+        self._previous: dict[signal.Signals, Any] = {}
+
+    def __enter__(self) -> Self:
+        if threading.current_thread() is threading.main_thread():
+            for number in STOP_SIGNALS:
+                previous = signal.getsignal(number)
+                if previous is not None:
+                    self._previous[number] = previous
+                    signal.signal(number, self._received)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        for number, previous in self._previous.items():
+            signal.signal(number, previous)
+        self._previous.clear()
+
+    def _received(self, number: int, _frame: FrameType | None) -> None:
+        self._count += 1
+        self._on_signal(number, self._count)

@@ -1,0 +1,130 @@
+"""Proves that the worker consumes: a loop that hangs makes it not ready and is begun anew."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from penstock.clock import SYSTEM_CLOCK, Clock
+from penstock.runtime.loop import STUCK_AFTER_POLLS, Body, WatchedLoop
+from penstock.runtime.progress import Progress
+from penstock.runtime.pulse import Pulse
+from penstock.runtime.readiness import Readiness
+from penstock.runtime.service import Service
+from penstock.runtime.waiting import happens_within
+
+__all__ = ["Watchdog"]
+
+CHECKS_PER_POLL = 4
+# An idle loop is silent for one poll and the network's delay. A silence is seen to begin up to a
+# check late, so one and a half polls keep the promise of "not ready within two polls" and leave the
+# network half a poll.
+UNREADY_AFTER_POLLS = 1.5
+RESTART_AFTER_POLLS = 2.0
+MAX_DOUBLINGS = 5
+
+
+@dataclass(slots=True)
+class _Watch:
+    """What was last seen of one loop."""
+
+    loop: WatchedLoop
+    progress: Progress
+    quiet_since: float
+    beats: int = 0
+    cut_at: float | None = None
+    fruitless: int = 0
+    """Restarts since the last beat."""
+
+
+class Watchdog(Service):
+    """Watches loops, restarts the ones that hang, and answers whether all of them work.
+
+        watchdog = Watchdog(poll_s=1.0)
+        orders = watchdog.loop("orders", consume)      # a service; run it where the work runs
+
+    - A loop that has not beaten for two polls is not ready (`readiness()`, within those two polls)
+      and its life is cancelled and begun anew. If new lives do not beat either (the server is
+      stalled), the patience doubles each time, so that the cure does not become the illness.
+    - Silence does not count while the loop is `waiting`, between two tries of a refused server,
+      once it was asked to stop, nor for as long as the whole event loop was blocked.
+    - A life that outlives its cancellation is not replaced: see `WatchedLoop`.
+    - A blocked event loop is seen by a thread: see `Pulse`, reachable as `pulse`.
+    """
+
+    def __init__(self, *, poll_s: float, clock: Clock = SYSTEM_CLOCK) -> None:
+        super().__init__("watchdog")
+        self.poll_s = poll_s
+        self.pulse = Pulse(poll_s)
+        self._clock = clock
+        self._check_every_s = poll_s / CHECKS_PER_POLL
+        self._checked_at: float | None = None
+        self._watches: list[_Watch] = []
+
+    def loop(self, name: str, body: Body) -> WatchedLoop:
+        """A new loop under watch until it has ended; the caller runs it."""
+        loop = WatchedLoop(name, body, poll_s=self.poll_s, clock=self._clock)
+        self._watches.append(_Watch(loop, loop.progress, self._clock.monotonic()))
+        return loop
+
+    @property
+    def stuck(self) -> tuple[str, ...]:
+        """Names of the loops that did not end when cancelled; the process should not live on."""
+        return tuple(watch.loop.name for watch in self._watches if watch.loop.stuck)
+
+    def readiness(self) -> Readiness:
+        """Whether every loop works and the event loop runs. Cheap; safe from any thread."""
+        reasons = [trouble for watch in list(self._watches) if (trouble := watch.loop.trouble())]
+        if blocked_s := self.pulse.blocked_s:
+            reasons.append(f"event loop blocked for {blocked_s:.1f} s")
+        return Readiness(tuple(reasons))
+
+    async def run(self) -> None:
+        async with self.pulse:
+            while not self.stopping:
+                self.check()
+                await happens_within(self.stop_asked, self._check_every_s, self._clock)
+
+    def check(self) -> None:
+        """Look at every loop once and do what is needed."""
+        now = self._clock.monotonic()
+        expected = now if self._checked_at is None else self._checked_at + self._check_every_s
+        late_s = now - expected
+        self._checked_at = now
+        self._watches = [w for w in self._watches if w.loop.stuck or not w.loop.ended]
+        for watch in self._watches:
+            if late_s > self._check_every_s:  # the event loop was blocked: no loop could beat
+                watch.quiet_since = min(now, watch.quiet_since + late_s)
+            self._look(watch, now)
+            watch.loop.verdict = self._verdict(watch, now)
+            self._act(watch, now)
+
+    def _look(self, watch: _Watch, now: float) -> None:
+        progress = watch.loop.progress
+        if progress is not watch.progress:
+            watch.progress, watch.beats, watch.cut_at = progress, 0, None
+            watch.quiet_since = now
+        if progress.beats != watch.beats:
+            watch.beats, watch.quiet_since, watch.fruitless = progress.beats, now, 0
+        elif progress.excuse is not None or not watch.loop.alive:
+            watch.quiet_since = now
+
+    def _verdict(self, watch: _Watch, now: float) -> str | None:
+        loop, quiet_s = watch.loop, now - watch.quiet_since
+        if loop.stuck:
+            return loop.verdict
+        if quiet_s >= UNREADY_AFTER_POLLS * self.poll_s:
+            return f"loop {loop.name} silent for {quiet_s:.1f} s, restarted {loop.restarts} times"
+        if watch.beats == 0 and watch.progress.excuse is None:
+            return f"loop {loop.name} has not polled yet"
+        return None
+
+    def _act(self, watch: _Watch, now: float) -> None:
+        if watch.cut_at is not None:
+            if now - watch.cut_at >= STUCK_AFTER_POLLS * self.poll_s:
+                watch.loop.give_up()
+            return
+        quiet_s = now - watch.quiet_since
+        patience_s = RESTART_AFTER_POLLS * self.poll_s * 2 ** min(watch.fruitless, MAX_DOUBLINGS)
+        if quiet_s >= patience_s and watch.loop.restart(f"silent for {quiet_s:.1f} s"):
+            watch.cut_at = now
+            watch.fruitless += 1

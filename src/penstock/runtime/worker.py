@@ -1,0 +1,204 @@
+"""The worker process's main object."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+from collections.abc import Sequence
+
+from penstock.clock import SYSTEM_CLOCK, Clock
+from penstock.errors import NotOpen
+from penstock.runtime.process import CLEAN_UP_S, LastResort, run_process, the_last_resort
+from penstock.runtime.readiness import Readiness
+from penstock.runtime.service import Service
+from penstock.runtime.signals import StopSignals, exit_code_of
+from penstock.runtime.waiting import happens_within
+from penstock.runtime.watchdog import Watchdog
+from penstock.settings import WorkerSettings
+
+__all__ = ["Worker"]
+
+logger = logging.getLogger(__name__)
+
+
+class Worker:
+    """Runs services until it is asked to stop, or until all its work has ended by itself.
+
+        watchdog = Watchdog(poll_s=1.0)
+        worker = Worker(
+            work=[watchdog.loop("orders", consume)],
+            support=[Duty("heartbeat", beat, every_s=5)],
+            watchdog=watchdog,
+        )
+        sys.exit(worker.run_forever())
+
+    - **Work** is asked to stop and drains. **Support** (heartbeats, lease renewal, the watchdog) is
+      begun before the work and ended after the last of it, so leases stay fresh while it drains.
+    - SIGTERM or SIGINT: the work may finish what it has begun for `grace_s`; what is left then is
+      cancelled. A second signal cancels at once. Signals are left alone outside the main thread.
+    - A work service that fails lets the others drain, then the worker fails. A support service that
+      fails cuts the work: without it nothing may rely on its leases any more.
+    - Without any work (nothing is registered yet) it waits to be stopped.
+
+    Exit codes: 0 after an orderly end, also if the grace period was too short; 1 if a service
+    failed or a loop was stuck; 130 after a second SIGINT, 143 after a second SIGTERM.
+    """
+
+    def __init__(
+        self,
+        *,
+        work: Sequence[Service] = (),
+        support: Sequence[Service] = (),
+        watchdog: Watchdog | None = None,
+        settings: WorkerSettings | None = None,
+        clock: Clock = SYSTEM_CLOCK,
+    ) -> None:
+        settings = settings or WorkerSettings()
+        self.watchdog = watchdog or Watchdog(poll_s=settings.poll_s, clock=clock)
+        self.failures: list[Exception] = []
+        """What services failed with; each is in the log as well."""
+        self._work, self._support = tuple(work), (self.watchdog, *support)
+        self._grace_s, self._clock = settings.grace_s, clock
+        self._stop_asked = asyncio.Event()
+        self._work_ended = asyncio.Event()
+        self._ended = asyncio.Event()
+        self._begun = False
+        self._tasks: dict[asyncio.Task[None], Service] = {}
+        self._cut_by: int | None = None
+        self._last_resort: LastResort | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    def run_forever(self) -> int:
+        """Run as the purpose of this process, on an event loop of its own; the exit code."""
+        return run_process(self.run)
+
+    async def run(self) -> int:
+        """Run until the end; the exit code. Once only. If stopped before, it does nothing."""
+        if self._begun:
+            raise NotOpen("this worker has already been run; make a new one")
+        self._begun = True
+        self._loop, self._last_resort = asyncio.get_running_loop(), the_last_resort()
+        try:
+            if not self._stop_asked.is_set():
+                with StopSignals(self._on_signal):
+                    await self._run_all()
+        finally:
+            self._ended.set()
+            if self._last_resort is not None:
+                self._last_resort.call_off()
+        return self._exit_code()
+
+    def ask_to_stop(self) -> None:
+        """Ask for the end without waiting for it. To be called in the event loop's thread."""
+        running = self._begun and not self._ended.is_set()
+        if running and not self._stop_asked.is_set():
+            logger.info("stopping, up to %g s for what is under way", self._grace_s)
+            self._hurry(self._grace_s + CLEAN_UP_S, exit_code=1)
+        self._stop_asked.set()
+
+    async def stop(self) -> None:
+        """Ask for the end and wait for it. May come twice, at the same time, or before `run`."""
+        self.ask_to_stop()
+        if self._begun:
+            await self._ended.wait()
+
+    def readiness(self) -> Readiness:
+        """Whether the worker does its work now, and if not, why. Cheap; safe from any thread."""
+        if not self._begun or self._ended.is_set():
+            return Readiness(("stopped" if self._begun else "not started",))
+        reasons = ["stopping"] if self._stop_asked.is_set() else []
+        reasons += self.watchdog.readiness().reasons
+        reasons += [why for service in (*self._work, *self._support) if (why := service.trouble())]
+        return Readiness(tuple(dict.fromkeys(reasons)))  # the watchdog's loops are services as well
+
+    async def _run_all(self) -> None:
+        logger.info("worker started: %d services", len(self._work))
+        try:
+            async with asyncio.TaskGroup() as support:
+                helpers = [
+                    support.create_task(service.serve(), name=service.name)
+                    for service in self._support
+                ]
+                try:
+                    await self._do_work()
+                finally:
+                    self._hurry(CLEAN_UP_S, exit_code=1)
+                    for helper in helpers:  # only now: leases stay fresh until the work has ended
+                        if not helper.cancelling():  # a second time would cut its cleaning up
+                            helper.cancel()
+        except* Exception as failed:  # noqa: BLE001  it becomes the exit code
+            for error in failed.exceptions:
+                self._note_failure("support", error)
+        logger.info("worker stopped")
+
+    async def _do_work(self) -> None:
+        async with asyncio.TaskGroup() as group:
+            for service in self._work:
+                task = group.create_task(self._serve(service), name=service.name)
+                self._tasks[task] = service
+                task.add_done_callback(self._one_ended)
+            await self._stop_asked.wait()
+            for service in self._work:
+                service.ask_to_stop()
+            if not self._tasks or await happens_within(
+                self._work_ended, self._grace_s, self._clock
+            ):
+                return
+            logger.warning(
+                "grace period over, cancelling what is left: %s",
+                ", ".join(service.name for service in self._tasks.values()),
+            )
+            self._cancel_work()
+
+    async def _serve(self, service: Service) -> None:
+        try:
+            await service.serve()
+        except Exception as error:  # noqa: BLE001  the others may drain before the worker fails
+            self._note_failure(service.name, error)
+            self.ask_to_stop()
+
+    def _one_ended(self, task: asyncio.Task[None]) -> None:
+        del self._tasks[task]
+        if not self._tasks:
+            self._work_ended.set()
+            self._stop_asked.set()
+
+    def _cancel_work(self) -> None:
+        for task in list(self._tasks):
+            task.cancel()
+
+    def _on_signal(self, number: int, count: int) -> None:
+        """Called within a signal handler, perhaps while the event loop stands still."""
+        if self._loop is None:
+            return
+        if count == 1:
+            self._hurry(self._grace_s + CLEAN_UP_S, exit_code=1)
+            self._loop.call_soon_threadsafe(self._first_signal, number)
+        else:
+            self._hurry(CLEAN_UP_S, exit_code_of(number))
+            self._loop.call_soon_threadsafe(self._second_signal, number)
+
+    def _first_signal(self, number: int) -> None:
+        logger.info("%s received", signal.Signals(number).name)
+        self.ask_to_stop()
+
+    def _second_signal(self, number: int) -> None:
+        if self._cut_by is None:
+            self._cut_by = number
+            logger.warning("%s received again, cancelling at once", signal.Signals(number).name)
+        self._stop_asked.set()
+        self._cancel_work()
+
+    def _hurry(self, delay_s: float, exit_code: int) -> None:
+        if self._last_resort is not None:
+            self._last_resort.within(delay_s, exit_code)
+
+    def _note_failure(self, name: str, error: Exception) -> None:
+        self.failures.append(error)
+        logger.error("%s failed, the worker ends", name, exc_info=error)
+
+    def _exit_code(self) -> int:
+        if self._cut_by is not None:
+            return exit_code_of(self._cut_by)
+        return 1 if self.failures or self.watchdog.stuck else 0
