@@ -186,7 +186,11 @@ async def test_a_second_signal_ends_even_a_process_whose_event_loop_is_blocked(s
 
 
 async def test_the_example_in_the_documentation_runs_and_stops(tmp_path) -> None:
-    example = DOCUMENT.read_text(encoding="utf-8").split("```python\n")[1].split("```")[0]
+    example = (
+        DOCUMENT.read_text(encoding="utf-8")
+        .split('```python title="worker.py"\n')[1]
+        .split("```")[0]
+    )
     async with script(tmp_path, example) as process:
         assert await process.stdout.readline() == b"handled hello\n"
         began = time.monotonic()

@@ -12,5 +12,5 @@ LONGEST_S = 5.0
 
 
 def retry_delay_s(failures: int, longest_s: float = LONGEST_S) -> float:
-    """Doubling from `LEAST_S` to `longest_s`, with jitter."""
-    return backoff_s(failures, base_s=LEAST_S, max_s=longest_s)
+    """Doubles from `LEAST_S`, with jitter: workers that lost one server must not return in step."""
+    return backoff_s(failures, base_s=LEAST_S, max_s=max(longest_s, LEAST_S))
