@@ -14,7 +14,7 @@ import importlib
 import sys
 from pathlib import Path
 
-from figures import Figure, table
+from penstock.testing.figures import Figure, table
 
 SUITES = ("core",)
 

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 from penstock.redis.client import Client
+from penstock.redis.codec import Codec
 from penstock.redis.doctor import Diagnosis, diagnose
 from penstock.redis.health import Health, check_health
-from penstock.runtime.heartbeat import Heartbeat
-from penstock.runtime.worker import Worker
 from penstock.settings import Settings
+
+if TYPE_CHECKING:
+    from penstock.runtime.worker import Worker
 
 __all__ = ["Penstock"]
 
@@ -30,6 +32,7 @@ class Penstock:
     def __init__(self, url: str | None = None, *, settings: Settings | None = None) -> None:
         self.settings = settings or Settings.load({"url": url})
         self.redis = Client(self.settings)
+        self.codec = Codec(self.settings.codec)
 
     def __repr__(self) -> str:
         return f"Penstock({str(self.redis.address)!r})"
@@ -59,6 +62,10 @@ class Penstock:
 
     def worker(self) -> Worker:
         """A worker for this process; `await worker.run()` returns its exit code."""
+        # Most programs that import penstock only send work.
+        from penstock.runtime.heartbeat import Heartbeat  # noqa: PLC0415
+        from penstock.runtime.worker import Worker  # noqa: PLC0415
+
         heartbeat = Heartbeat(self.redis, lambda: worker.readiness())  # noqa: PLW0108
         worker = Worker(support=[heartbeat], settings=self.settings.worker)
         return worker

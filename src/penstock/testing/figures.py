@@ -8,6 +8,8 @@ from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import asdict, dataclass
 from typing import Literal
 
+__all__ = ["Figure", "ratio", "table"]
+
 
 @dataclass(frozen=True, slots=True)
 class Figure:
