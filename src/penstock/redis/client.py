@@ -9,22 +9,18 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Self, TypeVar
 
 from penstock.errors import (
-    AddressError,
     ClusterDown,
+    CommandRefused,
     NotOpen,
+    OutcomeUnknown,
     ReadOnlyReplica,
     Redirected,
     ServerError,
+    TlsFailed,
     Unreachable,
 )
-from penstock.redis.address import (
-    Address,
-    Credentials,
-    Endpoint,
-    Topology,
-    parse_address,
-    tls_context,
-)
+from penstock.redis.address import Address, Endpoint, Topology, parse_address
+from penstock.redis.connector import Connector, parse_version
 from penstock.redis.embedded import Embedded
 from penstock.redis.keys import Keys
 from penstock.redis.node import Counters, Node, Role
@@ -39,13 +35,26 @@ from penstock.settings import Settings
 if TYPE_CHECKING:
     from redis.asyncio import Redis
 
-__all__ = ["Client"]
+__all__ = ["Client", "parse_version"]
 
 T = TypeVar("T")
 
 # A reshard moves a slot once; more hops than this mean that the nodes disagree.
 _MOST_REDIRECTS = 8
 _TRY_AGAIN_S = 0.02
+
+# What may mean that another node is the right one by now.
+_DOUBTS = frozenset({ClusterDown, OutcomeUnknown, ReadOnlyReplica, TlsFailed, Unreachable})
+
+# They change a connection for all who share it, or answer more or less often than once.
+_NOT_SHARED = frozenset(
+    spelling
+    for name in (
+        *("AUTH", "HELLO", "MONITOR", "MULTI", "PSUBSCRIBE", "PSYNC", "QUIT", "RESET", "SELECT"),
+        *("SSUBSCRIBE", "SUBSCRIBE", "SYNC", "WATCH"),
+    )
+    for spelling in (name, name.lower(), name.encode(), name.lower().encode())
+)
 
 
 class Client:
@@ -68,16 +77,21 @@ class Client:
             self.address = parse_address(settings.url, settings)
         self.keys = Keys(settings.namespace, cluster=self.address.topology is Topology.CLUSTER)
         self.scripts = Scripts(self)
-        self.server_version: tuple[int, ...] = (0,)
-        """Version of the server that was connected to last."""
         self.counters = Counters()
+        self._connector = Connector(self.address, settings, self.embedded)
         self._map: NodeMap | None = None
         self._cluster: ClusterMap | None = None
-        self._stock: Redis | None = None
+        self._made: list[Node] = []
+        self._stock: tuple[Endpoint, Redis] | None = None
         self._pid = 0
 
     def __repr__(self) -> str:
         return f"Client({str(self.address)!r})"
+
+    @property
+    def server_version(self) -> tuple[int, ...]:
+        """Version of the server that was connected to last."""
+        return self._connector.server_version
 
     async def __aenter__(self) -> Self:
         await self.open()
@@ -94,8 +108,11 @@ class Client:
         if self._map is not None and self._pid == os.getpid():
             return
         self._pid = os.getpid()
+        self._made.clear()  # after a fork they, and the other client, are the parent's
+        self._stock = None
         self._map = self._make_map()
         try:
+            self._connector.check_files()
             if self.embedded is not None:
                 await asyncio.to_thread(self.embedded.attach)
             await (await self._map.node(None)).wire(Role.DEFAULT)
@@ -105,15 +122,18 @@ class Client:
 
     async def close(self) -> None:
         """End every connection. May come twice, or before any open."""
-        nodes, self._map, self._cluster = self._map, None, None
-        if nodes is None or self._pid != os.getpid():
+        was_open, self._map, self._cluster = self._map is not None, None, None
+        if not was_open or self._pid != os.getpid():
             return  # after a fork the sockets are the parent's
-        await asyncio.gather(*(node.close() for node in nodes.known()))
-        if self._stock is not None:
-            stock, self._stock = self._stock, None
-            await stock.aclose()
-        if self.embedded is not None:
-            self.embedded.detach()
+        made, self._made = self._made, []
+        stock, self._stock = self._stock, None
+        try:
+            await asyncio.gather(*(node.close() for node in made))
+            if stock is not None:
+                await stock[1].aclose()
+        finally:
+            if self.embedded is not None:
+                self.embedded.detach()
 
     async def call(
         self, *command: Argument, role: Role = Role.DEFAULT, timeout_s: float | None = None
@@ -123,6 +143,8 @@ class Client:
         A command that blocks goes by `Role.QUEUE` and says with `timeout_s` how long it may take,
         its own limit and a margin for the way.
         """
+        if command[0] in _NOT_SHARED:
+            raise _not_shared(command)
         nodes = self._nodes()
         if self._cluster is not None:
             reply = (await self._routed(self._cluster, (command,), role, timeout_s))[0]
@@ -142,18 +164,32 @@ class Client:
     ) -> list[Reply]:
         """Send `commands` in one go to each node concerned; each has its own end in the list."""
         nodes = self._nodes()
+        for command in commands:
+            if command[0] in _NOT_SHARED:
+                raise _not_shared(command)
         if self._cluster is not None:
             return await self._routed(self._cluster, commands, role, timeout_s)
-        return await self._ask(await nodes.node(None), role, commands, timeout_s)
+        try:
+            node = await nodes.node(None)
+        except ServerError as error:
+            return [error] * len(commands)
+        return await self._ask(node, role, commands, timeout_s)
 
     @asynccontextmanager
     async def lease(
         self, role: Role = Role.QUEUE, *, slot: int | None = None
     ) -> AsyncGenerator[Wire]:
-        """Lend a connection to one caller alone (to the owner of `slot` on a cluster)."""
+        """Lend a connection to one caller alone (to the owner of `slot` on a cluster).
+
+        What leaves the block as an error tells us whether another node is to be found.
+        """
         node = await self._nodes().node(slot)
-        async with node.lease(role) as wire:
-            yield wire
+        try:
+            async with node.lease(role) as wire:
+                yield wire
+        except ServerError as error:
+            self._learn_from(error, node)
+            raise
 
     async def wire(self, role: Role = Role.DEFAULT, *, slot: int | None = None) -> Wire:
         """Return the role's shared connection, for loops that pipeline by hand.
@@ -193,10 +229,14 @@ class Client:
 
         Its repeats are off: it, too, sends a write once. Its errors are redis-py's.
         """
+        places = [node.endpoint for node in await self._nodes().primaries()]
+        if self._stock is not None and self._stock[0] not in places:
+            stock, self._stock = self._stock, None
+            await stock[1].aclose()  # its server is no primary any more
         if self._stock is None:
-            node = await self._nodes().node(None)
-            self._stock = stock_client(self.address, node.endpoint, self.settings)
-        return self._stock
+            made = stock_client(self.address, places[0], self.settings)
+            self._stock = (places[0], made)
+        return self._stock[1]
 
     # inside
 
@@ -210,7 +250,7 @@ class Client:
     async def _ask(
         self, node: Node, role: Role, commands: Sequence[Command], timeout_s: float | None
     ) -> list[Reply]:
-        """Send to one node. What shows that the node is not the right one makes us look again."""
+        """Send to one node. Whatever goes wrong stands in the list: nothing is raised."""
         try:
             if role is Role.QUEUE:
                 async with node.lease(role) as lent:
@@ -218,16 +258,21 @@ class Client:
             else:
                 wire = node.shared(role) or await node.wire(role)
                 replies = await wire.call_many(commands, timeout_s=timeout_s)
-        except (Unreachable, ReadOnlyReplica) as error:
-            self._nodes().doubt(node)
+        except ServerError as error:
+            self._learn_from(error, node)
             return [error] * len(commands)
         for reply in replies:
-            if isinstance(reply, (ReadOnlyReplica, ClusterDown)):
-                self._nodes().doubt(node)
-                if isinstance(reply, ReadOnlyReplica):
-                    await node.drop()  # whatever stands behind the address now is asked afresh
+            if type(reply) in _DOUBTS:
+                self._learn_from(reply, node)
                 break
         return replies
+
+    def _learn_from(self, error: ServerError, node: Node) -> None:
+        """Look again, where an error may mean that the node is not the right one any more."""
+        if self._map is not None and (type(error) in _DOUBTS or isinstance(error, Redirected)):
+            self._map.doubt(node)
+        if isinstance(error, ReadOnlyReplica):
+            node.renew()
 
     async def _routed(
         self,
@@ -241,10 +286,12 @@ class Client:
         Commands of one slot keep their order: a slot that has moved refuses all that follow.
         """
         replies: list[Reply] = [None] * len(commands)
-        targets = {
-            place: (await cluster.node(command_slot(command)), False)
-            for place, command in enumerate(commands)
-        }
+        targets: dict[int, tuple[Node, bool]] = {}
+        for place, command in enumerate(commands):
+            try:
+                targets[place] = (await cluster.node(command_slot(command)), False)
+            except ServerError as error:
+                replies[place] = error
         for _ in range(_MOST_REDIRECTS):
             groups: dict[tuple[Node, bool], list[int]] = {}
             for place, target in targets.items():
@@ -258,20 +305,31 @@ class Client:
             for places, answer in zip(groups.values(), answers, strict=True):
                 for place, reply in zip(places, answer, strict=True):
                     replies[place] = reply
-            redirected: dict[int, tuple[Node, bool]] = {}
-            for place, target in targets.items():
-                reply = replies[place]
-                if not isinstance(reply, Redirected):
-                    continue
-                if str(reply).startswith("TRYAGAIN"):
-                    await asyncio.sleep(_TRY_AGAIN_S)
-                    redirected[place] = target
-                else:
-                    redirected[place] = cluster.redirected(reply, target[0])
-            if not redirected:
+            redirects = {
+                place: (reply, target[0])
+                for place, target in targets.items()
+                if isinstance(reply := replies[place], Redirected)
+            }
+            if not redirects:
                 break
-            targets = redirected
+            targets = await self._follow(cluster, redirects)
         return replies
+
+    async def _follow(
+        self, cluster: ClusterMap, redirects: dict[int, tuple[Redirected, Node]]
+    ) -> dict[int, tuple[Node, bool]]:
+        """Return where each redirected command goes next, after a moment if one must wait."""
+        targets: dict[int, tuple[Node, bool]] = {}
+        early = False
+        for place, (error, asked) in redirects.items():
+            if str(error).startswith("TRYAGAIN"):
+                early = True
+                targets[place] = (asked, False)
+            else:
+                targets[place] = cluster.redirected(error, asked)
+        if early:
+            await asyncio.sleep(_TRY_AGAIN_S)
+        return targets
 
     async def _ask_group(
         self,
@@ -297,44 +355,22 @@ class Client:
         return OneServer(address.endpoints[0], self._make_node)
 
     def _make_node(self, endpoint: Endpoint) -> Node:
-        return Node(endpoint, self._connect, self.settings.pools, self.counters)
-
-    def _make_sentinel(self, endpoint: Endpoint) -> Node:
-        async def connect(place: Endpoint) -> Wire:
-            return await self._open_wire(place, self.address.sentinel_credentials, 0)
-
-        return Node(endpoint, connect, self.settings.pools, Counters())
-
-    async def _connect(self, endpoint: Endpoint) -> Wire:
-        credentials, database = self.address.credentials, self.address.database
-        try:
-            wire = await self._open_wire(endpoint, credentials, database)
-        except Unreachable:
-            if self.embedded is None:
-                raise
-            await asyncio.to_thread(self.embedded.ensure_running)
-            wire = await self._open_wire(endpoint, credentials, database)
-        if self.address.topology is Topology.SENTINEL and wire.hello.get("role") != "master":
-            await wire.close()
-            raise ReadOnlyReplica(f"{endpoint}: named as primary, but it is a replica")
-        if wire.hello.get("mode") == "cluster" and self._cluster is None:
-            await wire.close()
-            raise AddressError(f"{endpoint} is part of a cluster: write redis+cluster://{endpoint}")
-        self.server_version = parse_version(str(wire.hello.get("version", "0")))
-        return wire
-
-    async def _open_wire(self, endpoint: Endpoint, credentials: Credentials, database: int) -> Wire:
-        timeouts = self.settings.timeouts
-        return await Wire.open(
-            endpoint,
-            connect_s=timeouts.connect_s,
-            command_s=timeouts.command_s,
-            credentials=credentials,
-            database=database,
-            tls=tls_context(self.settings.tls) if self.address.tls else None,
+        return self._keep(
+            Node(endpoint, self._connector.connect, self.settings.pools, self.counters)
         )
 
+    def _make_sentinel(self, endpoint: Endpoint) -> Node:
+        return self._keep(
+            Node(endpoint, self._connector.connect_sentinel, self.settings.pools, Counters())
+        )
 
-def parse_version(text: str) -> tuple[int, ...]:
-    """Turn `7.0.15` into numbers; anything that is not one counts as 0."""
-    return tuple(int(part) if part.isdecimal() else 0 for part in text.split(".")[:3])
+    def _keep(self, node: Node) -> Node:
+        """Remember the node until it is over, so that closing the client leaves nothing open."""
+        self._made = [*(old for old in self._made if not old.is_over), node]
+        return node
+
+
+def _not_shared(command: Command) -> CommandRefused:
+    return CommandRefused(
+        f"{command[0]!r} would change the connection for all who share it: use stock(), or lease()"
+    )

@@ -10,19 +10,16 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from enum import StrEnum
 
-from penstock.errors import NotOpen, PoolExhausted, ServerError
+from penstock.errors import PoolExhausted, ServerError, Unreachable
 from penstock.quiet import RateLimitedLog
 from penstock.redis.address import Endpoint
-from penstock.redis.wire import Wire
+from penstock.redis.wire import FRESH_S, Wire
 from penstock.settings import PoolSettings
 
 __all__ = ["Counters", "Node", "Role"]
 
 logger = logging.getLogger(__name__)
 quiet = RateLimitedLog(logger)
-
-# At most two tries a second, however many callers want in.
-_BETWEEN_TRIES_S = 0.5
 
 
 class Role(StrEnum):
@@ -68,13 +65,22 @@ class Node:
         self._counters = counters
         self._shared: dict[Role, Wire] = {}
         self._spare: defaultdict[Role, list[Wire]] = defaultdict(list)
-        self._lent: defaultdict[Role, set[Wire]] = defaultdict(set)
-        self._places: defaultdict[Role, int] = defaultdict(int)  # lent, or being opened for it
-        self._returned = asyncio.Condition()
+        self._lent: set[Wire] = set()
+        self._places = {role: asyncio.Semaphore(self._most_leases(role)) for role in Role}
         self._door = asyncio.Lock()
         self._refused: ServerError | None = None
         self._refused_at = 0.0
         self._closed = False
+
+    @property
+    def refused(self) -> bool:
+        """Whether the last try to connect failed."""
+        return self._refused is not None
+
+    @property
+    def is_over(self) -> bool:
+        """Whether it was retired or closed and its last connection has ended."""
+        return self._closed and all(wire.ended for wire in self._wires())
 
     def shared(self, role: Role) -> Wire | None:
         """Return the role's shared wire if it is open now."""
@@ -83,11 +89,15 @@ class Node:
 
     async def wire(self, role: Role) -> Wire:
         """Return the role's shared wire, opened if need be. Send nothing that blocks through it."""
+        if role is Role.QUEUE:
+            raise ValueError("connections of role queue are lent, not shared: use lease()")
         if wire := self.shared(role):
             return wire
         async with self._door:
             wire = self.shared(role)
             if wire is None:
+                if broken := self._shared.pop(role, None):
+                    self._note_end(broken)
                 wire = self._shared[role] = await self._open()
             return wire
 
@@ -97,47 +107,57 @@ class Node:
 
         Raises `PoolExhausted` if the role has none to give for `pools.wait_s`.
         """
-        await self._take_place(role)
-        wire: Wire | None = None
+        places = self._places[role]
         try:
-            wire = await self._spare_or_new(role)
-            self._lent[role].add(wire)
-            yield wire
-        finally:
-            if wire is not None:
-                await self._take_back(role, wire)
-            self._places[role] -= 1
-            async with self._returned:
-                self._returned.notify()
-
-    async def drop(self) -> None:
-        """Close every connection; the next caller opens anew, perhaps to another server."""
-        wires = [*self._shared.values()]
-        for group in (*self._spare.values(), *self._lent.values()):
-            wires.extend(group)
-        self._shared.clear()
-        self._spare.clear()
-        await asyncio.gather(*(wire.close() for wire in wires))
-
-    async def close(self) -> None:
-        self._closed = True
-        await self.drop()
-
-    async def _take_place(self, role: Role) -> None:
-        size: int = getattr(self._pools, role.value)
-
-        def free() -> bool:
-            return self._places[role] + (self.shared(role) is not None) < size
-
-        try:
-            async with asyncio.timeout(self._pools.wait_s), self._returned:
-                await self._returned.wait_for(free)
-                self._places[role] += 1
+            async with asyncio.timeout(self._pools.wait_s):
+                await places.acquire()
         except TimeoutError:
             raise PoolExhausted(
-                f"all {size} connections of role {role} were in use for {self._pools.wait_s:g} s "
-                f"(setting pools.{role})"
+                f"{self.endpoint}: all {self._size(role)} connections of role {role} were in use "
+                f"for {self._pools.wait_s:g} s (setting pools.{role})"
             ) from None
+        # From here on nothing that gives the place back may wait: a wait can be cancelled.
+        try:
+            wire = await self._spare_or_new(role)
+            self._lent.add(wire)
+            try:
+                yield wire
+            finally:
+                self._take_back(role, wire)
+        finally:
+            places.release()
+
+    def renew(self) -> None:
+        """Let whoever comes next connect anew, perhaps to another server behind the same address.
+
+        Replies that are owed still come. What was opened just now stays.
+        """
+        now = asyncio.get_running_loop().time()
+        for wire in self._wires():
+            if now - wire.opened_at > FRESH_S:
+                wire.finish()
+
+    def retire(self) -> None:
+        """Open no more connections, and end each when the replies that it owes have come."""
+        self._closed = True
+        for wire in self._wires():
+            wire.finish()
+
+    async def close(self) -> None:
+        """End every connection and wait for the end."""
+        self._closed = True
+        await asyncio.gather(*(wire.close() for wire in self._wires()))
+
+    def _size(self, role: Role) -> int:
+        return getattr(self._pools, role.value)
+
+    def _most_leases(self, role: Role) -> int:
+        """One place stays for the shared wire, so that leases never crowd out quick calls."""
+        return self._size(role) - (role is not Role.QUEUE)
+
+    def _wires(self) -> list[Wire]:
+        spare = [wire for wires in self._spare.values() for wire in wires]
+        return [*self._shared.values(), *spare, *self._lent]
 
     async def _spare_or_new(self, role: Role) -> Wire:
         while self._spare[role]:
@@ -146,21 +166,27 @@ class Node:
         async with self._door:
             return await self._open()
 
-    async def _take_back(self, role: Role, wire: Wire) -> None:
-        self._lent[role].discard(wire)
-        if wire.alive and wire.idle and not self._closed:
+    def _take_back(self, role: Role, wire: Wire) -> None:
+        self._lent.discard(wire)
+        if not wire.alive:
+            self._note_end(wire)
+        elif wire.idle:
             self._spare[role].append(wire)
-        else:
-            # A reply is still owed to whoever was cancelled: nobody else may get this wire.
-            await wire.close()
+            return
+        # A reply is still owed to whoever was cancelled: nobody else may get this wire.
+        wire.abort("it was given back before its reply came")
+
+    def _note_end(self, wire: Wire) -> None:
+        """Count what breaks as soon as it is opened as a refusal, lest we open without end."""
+        if self._is_recent(wire.opened_at):
+            self._refused = Unreachable(f"{self.endpoint}: {wire.reason}")
+            self._refused_at = wire.opened_at
 
     async def _open(self) -> Wire:
         """Open one connection; the caller holds the door, so tries come one at a time."""
-        if self._closed:
-            raise NotOpen(f"the connection to {self.endpoint} was closed")
-        now = asyncio.get_running_loop().time()
-        if self._refused is not None and now - self._refused_at < _BETWEEN_TRIES_S:
+        if self._refused is not None and self._is_recent(self._refused_at):
             raise type(self._refused)(*self._refused.args)
+        self._fail_if_closed()
         self._counters.attempts += 1
         try:
             wire = await self._connect(self.endpoint)
@@ -170,8 +196,19 @@ class Node:
             self._refused, self._refused_at = error, asyncio.get_running_loop().time()
             quiet.warning(f"{self.endpoint} {type(error).__name__}", "cannot connect: %s", error)
             raise
+        if self._closed:
+            wire.abort("it was closed")
+        self._fail_if_closed()
         if self._refused is not None:
-            logger.info("%s: connected again", self.endpoint)
+            quiet.info(f"{self.endpoint} again", "%s: connected again", self.endpoint)
         self._refused = None
         self._counters.consecutive_failures = 0
         return wire
+
+    def _fail_if_closed(self) -> None:
+        if self._closed:
+            raise Unreachable(f"{self.endpoint}: its connections were closed")
+
+    @staticmethod
+    def _is_recent(moment: float) -> bool:
+        return asyncio.get_running_loop().time() - moment < FRESH_S

@@ -27,6 +27,7 @@ _BY_CODE: dict[str, type[Rejected]] = {
     "ASK": Redirected,
     "BUSY": ServerBusy,
     "CLUSTERDOWN": ClusterDown,
+    "DENIED": PermissionRefused,
     "LOADING": StillLoading,
     "MASTERDOWN": ReadOnlyReplica,
     "MISCONF": StorageFailing,
@@ -52,6 +53,8 @@ def refusal(text: str) -> Rejected:
     For a script that holds only because every script of ours checks first and writes after.
     """
     code = text.partition(" ")[0]
+    if code == "UNBLOCKED" and "state changed" in text:
+        return ReadOnlyReplica(text)  # a primary that was read from with BLOCK became a replica
     if code == "ERR":
         if "max number of clients" in text:
             return Unreachable(text)

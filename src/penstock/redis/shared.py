@@ -26,7 +26,9 @@ async def init_redis(url: str | None = None, *, settings: Settings | None = None
     client = Client(settings or Settings.load({"url": url}))
     await client.with_retry(client.open, "init_redis")
     _clients.append(client)
-    return client
+    if client is not _clients[0]:  # another call was quicker
+        await _clients.pop().close()
+    return _clients[0]
 
 
 async def close_redis() -> None:

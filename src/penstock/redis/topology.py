@@ -7,18 +7,30 @@ ever. The questions go over the same wires as everything else.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
-from typing import Protocol
+from collections.abc import Callable, Coroutine, Iterable
+from typing import Any, Protocol, cast
 
-from penstock.errors import ClusterDown, Redirected, ServerError, Unreachable
+from penstock.errors import (
+    AddressError,
+    ClusterDown,
+    PenstockError,
+    Redirected,
+    ServerError,
+    Unreachable,
+)
 from penstock.redis.address import Endpoint
 from penstock.redis.keys import SLOTS, key_slot
 from penstock.redis.node import Node, Role
+from penstock.redis.wire import Argument, Reply
 
 __all__ = ["ClusterMap", "NodeMap", "OneServer", "SentinelMap"]
 
-# While a primary is down every call doubts the map; the cluster is not asked for each of them.
+# While a primary is down every call doubts the answer; the question is not asked for each of them.
 _BETWEEN_QUESTIONS_S = 0.2
+# One that hangs must not hold up the question to the next.
+_ANSWER_WITHIN_S = 1.0
+# With this many tags even a node that owns a single slot has one, all but surely.
+_MOST_TAGS = SLOTS * 16
 
 MakeNode = Callable[[Endpoint], Node]
 
@@ -31,8 +43,6 @@ class NodeMap(Protocol):
     def doubt(self, suspect: Node) -> None: ...
 
     async def primaries(self) -> list[Node]: ...
-
-    def known(self) -> list[Node]: ...
 
 
 class OneServer:
@@ -50,9 +60,6 @@ class OneServer:
     async def primaries(self) -> list[Node]:
         return [self.only]
 
-    def known(self) -> list[Node]:
-        return [self.only]
-
 
 class SentinelMap:
     """The primary that the sentinels name; asked again after every doubt."""
@@ -66,80 +73,88 @@ class SentinelMap:
         self._service = service
         self._sentinels = sentinels
         self._make_node = make_node
-        self._nodes: dict[Endpoint, Node] = {}
         self._primary: Node | None = None
+        self._question = _Question()
 
     async def node(self, slot: int | None) -> Node:  # noqa: ARG002
-        if self._primary is None:
-            endpoint = await self._ask()
-            self._primary = self._nodes.get(endpoint) or self._make_node(endpoint)
-            self._nodes[endpoint] = self._primary
-        return self._primary
+        if self._primary is None or self._question.is_due:
+            await self._question.put(self._ask, wait=self._primary is None)
+        return cast("Node", self._primary)
 
     def doubt(self, suspect: Node) -> None:
         if self._primary is suspect:
-            self._primary = None
+            self._question.doubted = True
 
     async def primaries(self) -> list[Node]:
         return [await self.node(None)]
 
-    def known(self) -> list[Node]:
-        return [*self._nodes.values(), *self._sentinels]
-
-    async def _ask(self) -> Endpoint:
-        failure: ServerError | None = None
-        for index, sentinel in enumerate(self._sentinels):
+    async def _ask(self) -> None:
+        failure: PenstockError | None = None
+        for sentinel in list(self._sentinels):
             try:
-                wire = await sentinel.wire(Role.DEFAULT)
-                named = await wire.call("SENTINEL", "GET-MASTER-ADDR-BY-NAME", self._service)
-            except ServerError as error:
-                failure = error
+                named = await _answer(
+                    sentinel, "SENTINEL", "GET-MASTER-ADDR-BY-NAME", self._service
+                )
+            except (ServerError, AddressError) as error:
+                failure = failure or error
                 continue
-            if named:
-                # Ask the one that answered first next time.
-                self._sentinels.insert(0, self._sentinels.pop(index))
-                return Endpoint(named[0].decode(), int(named[1]))
-        raise failure or Unreachable(f"no sentinel knows a primary named {self._service!r}")
+            if not named:
+                failure = Unreachable(
+                    f"{sentinel.endpoint}: it knows no primary named {self._service!r}"
+                )
+                continue
+            # Ask the one that answered first next time.
+            self._sentinels.sort(key=lambda other: other is not sentinel)
+            self._turn_to(Endpoint(named[0].decode(), int(named[1])))
+            return
+        raise failure or Unreachable("no sentinel is known")
+
+    def _turn_to(self, endpoint: Endpoint) -> None:
+        if self._primary is None or self._primary.endpoint != endpoint:
+            if self._primary is not None:
+                self._primary.retire()
+            self._primary = self._make_node(endpoint)
 
 
 class ClusterMap:
-    """The owner of each slot, as the cluster's nodes tell it."""
+    """The owner of each slot, as the cluster's nodes tell it.
+
+    A doubt leaves the map in use: while one caller asks, the others go on with what is known.
+    """
 
     def __init__(self, seeds: tuple[Endpoint, ...], make_node: MakeNode) -> None:
         self._seeds = seeds
         self._make_node = make_node
         self._nodes: dict[Endpoint, Node] = {}
         self._owners: list[Node | None] = []
-        self._asking = asyncio.Lock()
-        self._asked_at = 0.0
+        self._primaries: list[Node] = []
+        self._suspects: set[Node] = set()
+        self._question = _Question()
 
     async def node(self, slot: int | None) -> Node:
-        if not self._owners:
-            await self._ask()
+        if not self._owners or self._question.is_due:
+            await self._question.put(self._ask, wait=not self._owners)
         if slot is None:
-            return next(owner for owner in self._owners if owner)
+            return min(self._primaries, key=_unfitness)
         if (owner := self._owners[slot]) is None:
-            self._owners = []
+            self._question.doubted = True
             raise ClusterDown(f"no node owns slot {slot}")
         return owner
 
-    def doubt(self, suspect: Node) -> None:  # noqa: ARG002
-        if asyncio.get_running_loop().time() - self._asked_at > _BETWEEN_QUESTIONS_S:
-            self._owners = []
+    def doubt(self, suspect: Node) -> None:
+        self._suspects.add(suspect)
+        self._question.doubted = True
 
     async def primaries(self) -> list[Node]:
-        self._owners = []
-        await self._ask()
-        return list(dict.fromkeys(owner for owner in self._owners if owner))
-
-    def known(self) -> list[Node]:
-        return list(self._nodes.values())
+        await self._question.put(self._ask, wait=True)
+        return list(self._primaries)
 
     def tag_on(self, node: Node) -> str:
         """Return a hash tag whose slot `node` owns."""
-        for tag in map(str, range(SLOTS)):
-            if self._owners and self._owners[key_slot(tag)] is node:
-                return tag
+        if node in self._primaries:
+            for tag in map(str, range(_MOST_TAGS)):
+                if self._owners[key_slot(tag)] is node:
+                    return tag
         raise ClusterDown(f"{node.endpoint} owns no slot")
 
     def redirected(self, error: Redirected, asked: Node) -> tuple[Node, bool]:
@@ -155,40 +170,88 @@ class ClusterMap:
         return node, kind == "ASK"
 
     async def _ask(self) -> None:
-        """Read the slot map from the first node that answers; one question at a time."""
-        async with self._asking:
-            if self._owners:
+        """Read the slot map from the first node that answers."""
+        failure: PenstockError | None = None
+        for node in self._likely():
+            try:
+                ranges = await _answer(node, "CLUSTER", "SLOTS")
+            except (ServerError, AddressError) as error:
+                failure = error
+                continue
+            owners: list[Node | None] = [None] * SLOTS
+            for first, last, (host, port, *_), *_ in ranges:
+                # Without a host it is the one that we have just talked to.
+                place = host.decode() if host else node.endpoint.host
+                owners[first : last + 1] = [self._at(Endpoint(place, port))] * (last + 1 - first)
+            if any(owners):
+                self._owners = owners
+                self._primaries = list(dict.fromkeys(owner for owner in owners if owner))
+                self._suspects.clear()
+                self._forget_others()
                 return
-            failure: ServerError | None = None
-            for node in self._likely():
-                try:
-                    wire = await node.wire(Role.DEFAULT)
-                    ranges = await wire.call("CLUSTER", "SLOTS")
-                except ServerError as error:
-                    failure = error
-                    continue
-                owners: list[Node | None] = [None] * SLOTS
-                for first, last, (host, port, *_), *_ in ranges:
-                    owner = self._at(Endpoint(host.decode() or node.endpoint.host, port))
-                    owners[first : last + 1] = [owner] * (last + 1 - first)
-                if any(owners):
-                    self._owners, self._asked_at = owners, asyncio.get_running_loop().time()
-                    await self._forget_others({owner for owner in owners if owner})
-                    return
-                failure = ClusterDown(f"{node.endpoint}: no slot has an owner")
-            raise failure or Unreachable("no cluster node is known")
+            failure = ClusterDown(f"{node.endpoint}: no slot has an owner")
+        raise failure or Unreachable("no cluster node is known")
 
-    def _likely(self) -> list[Node]:
-        """Nodes to ask, those with an open connection first."""
+    def _likely(self) -> Iterable[Node]:
+        """Nodes to ask: those under suspicion last, those with an open connection first."""
         nodes = dict.fromkeys([*self._nodes.values(), *map(self._at, self._seeds)])
-        return sorted(nodes, key=lambda node: node.shared(Role.DEFAULT) is None)
+        return sorted(nodes, key=lambda node: (node in self._suspects, *_unfitness(node)))
 
-    async def _forget_others(self, owners: set[Node]) -> None:
-        gone = [place for place, node in self._nodes.items() if node not in owners]
-        for place in gone:
-            await self._nodes.pop(place).close()
+    def _forget_others(self) -> None:
+        for place, node in list(self._nodes.items()):
+            if node not in self._primaries:
+                del self._nodes[place]
+                node.retire()
 
     def _at(self, endpoint: Endpoint) -> Node:
         if endpoint not in self._nodes:
             self._nodes[endpoint] = self._make_node(endpoint)
         return self._nodes[endpoint]
+
+
+class _Question:
+    """Asks for the map: one caller at a time, and not for every doubt."""
+
+    def __init__(self) -> None:
+        self.doubted = False
+        self._asking = asyncio.Lock()
+        self._asked_at = 0.0
+        self._failure: PenstockError | None = None
+
+    @property
+    def is_due(self) -> bool:
+        """Whether there is a doubt, the last question is a while ago and nobody asks now."""
+        return (
+            self.doubted
+            and not self._asking.locked()
+            and asyncio.get_running_loop().time() - self._asked_at > _BETWEEN_QUESTIONS_S
+        )
+
+    async def put(self, ask: Callable[[], Coroutine[Any, Any, None]], *, wait: bool) -> None:
+        """Ask; whoever must `wait` for an answer gets the failure, others go on with the old."""
+        loop = asyncio.get_running_loop()
+        wanted_at = loop.time()
+        async with self._asking:
+            if self._asked_at <= wanted_at:  # else another asked while this one waited its turn
+                try:
+                    await ask()
+                    self._failure = None
+                except PenstockError as error:
+                    self._failure = error
+                self.doubted = self._failure is not None
+                self._asked_at = loop.time()
+            if wait and self._failure is not None:
+                raise type(self._failure)(*self._failure.args)
+
+
+async def _answer(node: Node, *question: Argument) -> Reply:
+    try:
+        async with asyncio.timeout(_ANSWER_WITHIN_S):
+            wire = await node.wire(Role.DEFAULT)
+            return await wire.call(*question)
+    except TimeoutError:
+        raise Unreachable(f"{node.endpoint}: no answer within {_ANSWER_WITHIN_S:g} s") from None
+
+
+def _unfitness(node: Node) -> tuple[bool, bool]:
+    return (node.shared(Role.DEFAULT) is None, node.refused)

@@ -15,11 +15,19 @@ from typing import Any, TypeAlias, cast
 import hiredis
 from hiredis import ProtocolError, Reader
 
-from penstock.errors import OutcomeUnknown, ServerError, TlsFailed, Unreachable
+from penstock.errors import (
+    CommandRefused,
+    OutcomeUnknown,
+    ReadOnlyReplica,
+    Rejected,
+    ServerError,
+    TlsFailed,
+    Unreachable,
+)
 from penstock.redis.address import Credentials, Endpoint
 from penstock.redis.refusals import refusal
 
-__all__ = ["Argument", "Command", "Reply", "Wire"]
+__all__ = ["FRESH_S", "Argument", "Command", "Reply", "Wire"]
 
 Argument: TypeAlias = str | bytes | int | float
 Command: TypeAlias = tuple[Argument, ...]
@@ -31,6 +39,9 @@ _pack = cast("Callable[[Command], bytes]", hiredis.pack_command)  # pyright: ign
 _MORE = object()
 # Above this many unsent bytes callers wait: enough to keep the socket busy over a slow link.
 _UNSENT_HIGH = 1024 * 1024
+
+FRESH_S = 0.5
+"""What was opened less long ago than this is not opened anew: at most two tries a second."""
 
 
 class _Batch:
@@ -51,23 +62,32 @@ class _Batch:
 class Wire(asyncio.Protocol):
     """A connection to one endpoint. Made by `Wire.open`; ended by `close` or by the first fault.
 
-    A wire that has ended stays ended: whoever holds it opens another.
+    A wire that has ended stays ended: whoever holds it opens another. It is for commands that get
+    one reply each; SUBSCRIBE, MONITOR and their like would shift the replies of all that follow.
     """
 
     def __init__(self, endpoint: Endpoint, *, command_s: float) -> None:
         self.endpoint = endpoint
+        self.alive = False
+        """Whether it takes commands."""
+        self.opened_at = 0.0
         self.hello: dict[str, Reply] = {}
         """What the server said of itself: server, version, mode, role …"""
         self._command_s = command_s
         self._loop = asyncio.get_running_loop()
-        self._reader = Reader(protocolError=ProtocolError, replyError=refusal, notEnoughData=_MORE)
+        self._reader = Reader(
+            protocolError=ProtocolError, replyError=self._refusal, notEnoughData=_MORE
+        )
         self._transport: asyncio.Transport | None = None
         self._pending: deque[_Batch] = deque()
         self._unsent: list[bytes] = []
+        self._unsent_size = 0
         self._flushing = False
         self._writable = asyncio.Event()
         self._writable.set()
         self._progress_at = 0.0
+        self._buffered = 0
+        self._finishing = False
         self._timer: asyncio.TimerHandle | None = None
         self._ended: asyncio.Future[None] = self._loop.create_future()
         self._reason: str | None = None
@@ -97,12 +117,18 @@ class Wire(asyncio.Protocol):
             raise wire._not_opened(error, connect_s) from error
         finally:
             if not wire.hello:
-                wire._end("it was not opened")
+                wire.abort("it was not opened")
         return wire
 
     @property
-    def alive(self) -> bool:
-        return self._reason is None
+    def reason(self) -> str:
+        """Why it takes no commands."""
+        return self._reason or ("it is being replaced" if self._finishing else "not connected yet")
+
+    @property
+    def ended(self) -> bool:
+        """Whether its socket is closed."""
+        return self._ended.done()
 
     @property
     def idle(self) -> bool:
@@ -118,34 +144,36 @@ class Wire(asyncio.Protocol):
         if the connection ended before its reply came, `Unreachable` if it never left. Whoever sends
         a lot awaits `writable()` in between.
         """
-        if self._reason is not None or self._transport is None:
-            raise Unreachable(f"{self.endpoint}: {self._reason or 'not connected yet'}")
+        if not self.alive or self._transport is None:
+            raise Unreachable(f"{self.endpoint}: {self.reason}")
+        if not all(commands):
+            raise ValueError("an empty command would get no reply")
         packed = b"".join([_pack(command) for command in commands])
-        batch = _Batch(
-            self._loop.create_future(),
-            len(commands),
-            self._loop.time(),
-            self._command_s if timeout_s is None else timeout_s,
-        )
+        now = self._loop.time()
+        limit_s = self._command_s if timeout_s is None else timeout_s
+        batch = _Batch(self._loop.create_future(), len(commands), now, limit_s)
         if not commands:
             batch.future.set_result([])
             return batch.future
+        self._pending.append(batch)
         if self._flushing:
             self._unsent.append(packed)
+            self._unsent_size += len(packed)
+            if self._unsent_size > _UNSENT_HIGH:
+                self._write_unsent()
         else:
             # A lone command leaves at once. What other tasks send in this turn of the loop follows
             # together: the next turn is one system call for all of it.
             self._flushing = True
             self._loop.call_soon(self._flush)
             self._transport.write(packed)
-        self._pending.append(batch)
-        if self._timer is None:
-            self._timer = self._loop.call_at(batch.sent_at + batch.timeout_s, self._check_deadline)
+        if self._timer is None or self._timer.when() > now + limit_s:
+            self._set_timer(now + limit_s)
         return batch.future
 
     async def call(self, *command: Argument, timeout_s: float | None = None) -> Reply:
         """Send one command and return its reply; an error reply is raised."""
-        if not self._writable.is_set():
+        while not self._writable.is_set():
             await self._writable.wait()
         reply = (await self.send((command,), timeout_s=timeout_s))[0]
         if isinstance(reply, ServerError):
@@ -156,27 +184,43 @@ class Wire(asyncio.Protocol):
         self, commands: Sequence[Command], *, timeout_s: float | None = None
     ) -> list[Reply]:
         """Send `commands` in one go; errors stand in the list in their places."""
-        if not self._writable.is_set():
+        while not self._writable.is_set():
             await self._writable.wait()
         return await self.send(commands, timeout_s=timeout_s)
 
     async def writable(self) -> None:
         """Wait until the socket keeps up with what was sent."""
-        await self._writable.wait()
+        while not self._writable.is_set():
+            await self._writable.wait()
+
+    def finish(self) -> None:
+        """Take no more commands, and end when the replies still owed have come."""
+        self.alive = False
+        self._finishing = True
+        if not self._pending:
+            self._end(self.reason)
+
+    def abort(self, reason: str) -> None:
+        """End now, without waiting for anything."""
+        self._end(reason)
 
     async def close(self) -> None:
         """Let what was sent leave, end the connection and wait for the end. May come twice."""
+        self._flush()
+        self._end("it was closed", abruptly=False)
         if self._transport is not None:
-            self._flush()
-            self._transport.close()
-            await asyncio.wait([self._ended], timeout=self._command_s)
-        self._end("it was closed")
+            try:
+                await asyncio.wait([self._ended], timeout=self._command_s)
+            finally:
+                self._transport.abort()
 
     # asyncio's side
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)
         self._transport.set_write_buffer_limits(high=_UNSENT_HIGH)
+        self.opened_at = self._loop.time()
+        self.alive = True
 
     def data_received(self, data: bytes) -> None:
         reader, pending = self._reader, self._pending
@@ -197,11 +241,17 @@ class Wire(asyncio.Protocol):
                         batch.future.set_result(batch.replies)
         except ProtocolError:
             self._end("it does not speak the Redis protocol (is it a TLS port?)")
+        if self._finishing and not pending:
+            self._end(self.reason)
+
+    def eof_received(self) -> None:
+        self._end("connection closed by the server")
 
     def pause_writing(self) -> None:
         self._writable.clear()
 
     def resume_writing(self) -> None:
+        self._progress_at = self._loop.time()
         self._writable.set()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -213,59 +263,95 @@ class Wire(asyncio.Protocol):
 
     async def _connect(self, tls: ssl.SSLContext | None) -> None:
         place = self.endpoint
-        if place.path:
-            await self._loop.create_unix_connection(lambda: self, place.path)
-        else:
-            await self._loop.create_connection(lambda: self, place.host, place.port, ssl=tls)
+        try:
+            if place.path:
+                await self._loop.create_unix_connection(lambda: self, place.path)
+            else:
+                await self._loop.create_connection(lambda: self, place.host, place.port, ssl=tls)
+        except ssl.SSLError:
+            raise
+        except ValueError as error:  # a host name that none can be, a path with a zero byte
+            raise Unreachable(f"{place}: {error}") from error
 
     async def _greet(self, credentials: Credentials, database: int) -> None:
         hello: list[Argument] = ["HELLO", 2]
-        if credentials.password is not None:
-            hello += ["AUTH", credentials.username or "default", credentials.password]
+        if credentials.username or credentials.password is not None:
+            hello += ["AUTH", credentials.username or "default", credentials.password or ""]
         commands: list[Command] = [(*hello, "SETNAME", "penstock")]
         if database:
             commands.append(("SELECT", database))
         replies = await self.send(commands)
         for reply in replies:
             if isinstance(reply, ServerError):
-                raise reply
+                raise self._too_old(reply) or reply
+        if not isinstance(replies[0], list):
+            raise Unreachable(f"{self.endpoint}: it does not greet as a Redis server does")
         fields = iter(cast("list[Reply]", replies[0]))
         self.hello = {
             name.decode(): _text(value) for name, value in zip(fields, fields, strict=False)
         }
 
+    def _too_old(self, error: ServerError) -> ServerError | None:
+        if isinstance(error, CommandRefused) and "unknown command" in str(error):
+            return CommandRefused(f"{self.endpoint}: the server is older than Redis 6.2")
+        return None
+
     def _not_opened(self, error: OSError | OutcomeUnknown, connect_s: float) -> Unreachable:
         """Say why, knowing that nothing was asked yet."""
         cause = self._fault or error
         if isinstance(cause, ssl.SSLError):
-            return TlsFailed(f"{self.endpoint}: {cause.reason or cause}")
+            why = getattr(cause, "verify_message", "") or cause.reason or cause
+            return TlsFailed(f"{self.endpoint}: {why}")
         if isinstance(cause, TimeoutError):
             return Unreachable(f"{self.endpoint}: no answer within {connect_s:g} s")
         if isinstance(error, OutcomeUnknown):
             return Unreachable(str(error))
         return Unreachable(f"{self.endpoint}: {error.strerror or error}")
 
+    def _refusal(self, text: str) -> Rejected:
+        error = refusal(text)
+        if isinstance(error, ReadOnlyReplica) and self._loop.time() - self.opened_at > FRESH_S:
+            # The server was demoted, or another stands behind the address: it is looked up anew.
+            self.alive = False
+            self._finishing = True
+        return error
+
     def _flush(self) -> None:
         self._flushing = False
-        if self._unsent and self._transport is not None and self._reason is None:
-            unsent, self._unsent = self._unsent, []
+        self._write_unsent()
+
+    def _write_unsent(self) -> None:
+        if self._unsent and self._transport is not None:
+            unsent, self._unsent, self._unsent_size = self._unsent, [], 0
             self._transport.write(b"".join(unsent))
+
+    def _set_timer(self, at: float) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = self._loop.call_at(at, self._check_deadline)
 
     def _check_deadline(self) -> None:
         self._timer = None
-        if not self._pending:
+        if not self._pending or self._transport is None:
+            self._buffered = 0
             return
-        head = self._pending[0]
+        head, now = self._pending[0], self._loop.time()
+        buffered = self._transport.get_write_buffer_size()
+        if buffered < self._buffered:
+            self._progress_at = now  # a slow link is not a dead one
+        self._buffered = buffered
         due = max(head.sent_at, self._progress_at) + head.timeout_s
-        if self._loop.time() >= due:
+        if now >= due:
             self._end(f"no reply within {head.timeout_s:g} s")
         else:
-            self._timer = self._loop.call_at(due, self._check_deadline)
+            # What follows a long read has a shorter limit, and becomes the head unseen.
+            self._set_timer(min(due, now + self._command_s))
 
-    def _end(self, reason: str) -> None:
+    def _end(self, reason: str, *, abruptly: bool = True) -> None:
         """Fail what is outstanding, each with the truth about it. Later reasons do not count."""
         if self._reason is not None:
             return
+        self.alive = False
         self._reason = reason
         text = f"{self.endpoint}: {reason}"
         never_sent = len(self._unsent)
@@ -281,7 +367,10 @@ class Wire(asyncio.Protocol):
         if self._timer is not None:
             self._timer.cancel()
         if self._transport is not None:
-            self._transport.abort()
+            if abruptly:
+                self._transport.abort()
+            else:
+                self._transport.close()
 
 
 def _text(value: Reply) -> Reply:

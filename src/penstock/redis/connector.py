@@ -1,0 +1,111 @@
+"""Opens connections, with the secrets of the moment, to the kind of server that was meant."""
+
+from __future__ import annotations
+
+import asyncio
+
+from penstock.errors import (
+    AddressError,
+    AuthenticationFailed,
+    PenstockError,
+    ReadOnlyReplica,
+    SettingError,
+    TlsFailed,
+    Unreachable,
+)
+from penstock.redis.address import (
+    Address,
+    Credentials,
+    Endpoint,
+    Topology,
+    parse_address,
+    tls_context,
+)
+from penstock.redis.embedded import Embedded
+from penstock.redis.wire import Wire
+from penstock.settings import Settings
+
+__all__ = ["Connector"]
+
+
+class Connector:
+    """Knows how to connect to the servers of one address.
+
+    Certificates and a password's file are read anew each time, so that rotated ones count without
+    a restart. An embedded server that has gone is started again.
+    """
+
+    def __init__(self, address: Address, settings: Settings, embedded: Embedded | None) -> None:
+        self._address = address
+        self._settings = settings
+        self._embedded = embedded
+        self.server_version: tuple[int, ...] = (0,)
+        """Version of the server that was connected to last."""
+
+    def check_files(self) -> None:
+        """Raise `SettingError` if the certificates cannot be read."""
+        if self._address.tls:
+            tls_context(self._settings.tls)
+
+    async def connect(self, endpoint: Endpoint) -> Wire:
+        """Open a connection to a server that does the work."""
+        try:
+            wire = await self._open(endpoint, self._credentials(), self._address.database)
+        except Unreachable:
+            if self._embedded is None:
+                raise
+            await asyncio.to_thread(self._embedded.ensure_running)
+            wire = await self._open(endpoint, self._credentials(), self._address.database)
+        if error := self._mismatch(wire):
+            wire.abort("it is not the server that was meant")
+            raise error
+        self.server_version = parse_version(str(wire.hello.get("version", "0")))
+        return wire
+
+    async def connect_sentinel(self, endpoint: Endpoint) -> Wire:
+        """Open a connection to a sentinel."""
+        wire = await self._open(endpoint, self._address.sentinel_credentials, 0)
+        if wire.hello.get("mode") != "sentinel":
+            wire.abort("it is not the server that was meant")
+            raise AddressError(f"{endpoint} is not a sentinel")
+        return wire
+
+    async def _open(self, endpoint: Endpoint, credentials: Credentials, database: int) -> Wire:
+        timeouts = self._settings.timeouts
+        try:
+            tls = tls_context(self._settings.tls) if self._address.tls else None
+        except SettingError as error:  # they could be read before: they are being replaced
+            raise TlsFailed(f"{endpoint}: {error}") from None
+        return await Wire.open(
+            endpoint,
+            connect_s=timeouts.connect_s,
+            command_s=timeouts.command_s,
+            credentials=credentials,
+            database=database,
+            tls=tls,
+        )
+
+    def _credentials(self) -> Credentials:
+        if self._settings.url is None or self._settings.password_file is None:
+            return self._address.credentials
+        try:
+            return parse_address(self._settings.url, self._settings).credentials
+        except SettingError as error:  # as with the certificates
+            raise AuthenticationFailed(str(error)) from None
+
+    def _mismatch(self, wire: Wire) -> PenstockError | None:
+        place, mode, topology = wire.endpoint, wire.hello.get("mode"), self._address.topology
+        if mode == "cluster" and topology is not Topology.CLUSTER:
+            return AddressError(f"{place} is part of a cluster: write redis+cluster://{place}")
+        if mode == "sentinel":
+            return AddressError(f"{place} is a sentinel: write redis+sentinel://{place}/service")
+        if mode != "cluster" and topology is Topology.CLUSTER:
+            return AddressError(f"{place} is not part of a cluster: write redis://{place}")
+        if topology is Topology.SENTINEL and wire.hello.get("role") != "master":
+            return ReadOnlyReplica(f"{place}: named as primary, but it is a replica")
+        return None
+
+
+def parse_version(text: str) -> tuple[int, ...]:
+    """Turn `7.0.15` into numbers; anything that is not one counts as 0."""
+    return tuple(int(part) if part.isdecimal() else 0 for part in text.split(".")[:3])
