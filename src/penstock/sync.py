@@ -14,14 +14,17 @@ child gets a loop and connections of its own at its first call; the parent's are
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
+import functools
 import os
 import threading
 import weakref
 from collections.abc import Callable, Coroutine
-from typing import Any, Concatenate, Generic, ParamSpec, Protocol, Self, TypeVar
+from types import MethodType
+from typing import Any, Concatenate, Generic, ParamSpec, Protocol, Self, TypeVar, overload
 
 from penstock import app as asynchronous
-from penstock.errors import NotOpen
+from penstock.errors import NotOpen, OutcomeUnknown
 from penstock.redis import client as asynchronous_client
 from penstock.settings import Settings
 
@@ -32,42 +35,87 @@ T_co = TypeVar("T_co", covariant=True)
 P = ParamSpec("P")
 R = TypeVar("R")
 
-# What a forked child finds of its parent's loop and sockets. Letting go of them would close
-# descriptors that the parent's selector still watches, so they are kept, untouched.
-_inherited: list[object] = []
-
 
 class _Portal:
-    """A loop in a thread. `run` hands it a coroutine and waits for the result."""
+    """A loop in a thread, with an open application on it. `run` hands it a coroutine and waits."""
 
-    def __init__(self) -> None:
-        self.pid = os.getpid()
-        self._loop = asyncio.new_event_loop()
+    def __init__(self, settings: Settings) -> None:
+        self.app = asynchronous.Penstock(settings=settings)
+        self._opened: concurrent.futures.Future[None] = concurrent.futures.Future()
+        self._gate = threading.Lock()
+        self._closing = False
+        self._failure: BaseException | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._stop = asyncio.Event()
         self._thread = threading.Thread(target=self._serve, name="penstock", daemon=True)
+
+    def open(self) -> None:
+        """Start the thread; return when the application is open, or raise why it is not."""
         self._thread.start()
+        try:
+            self._opened.result()
+        except BaseException:
+            self.close()
+            raise
 
     def run(self, work: Coroutine[Any, Any, R]) -> R:
-        if threading.get_ident() == self._thread.ident:
-            work.close()
-            raise NotOpen("a blocking call from inside Penstock's own loop would wait for itself")
-        future = asyncio.run_coroutine_threadsafe(work, self._loop)
+        with self._gate:
+            if self._closing or self._loop is None or threading.current_thread() is self._thread:
+                work.close()
+                raise NotOpen(
+                    "Penstock was closed by another thread"
+                    if self._closing
+                    else "a blocking call from inside Penstock's own loop would wait for itself"
+                )
+            future = asyncio.run_coroutine_threadsafe(work, self._loop)
         try:
             return future.result()
+        except concurrent.futures.CancelledError:
+            raise OutcomeUnknown("Penstock was closed during the call") from None
         except BaseException:
             future.cancel()  # Ctrl-C must not leave the work running behind the caller's back
             raise
 
-    def stop(self) -> None:
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join()
+    def close(self) -> None:
+        """Close the application and end the thread. Calls under way end, none with a false yes."""
+        with self._gate:
+            if self._loop is not None and not self._closing:
+                self._loop.call_soon_threadsafe(self._stop.set)
+            self._closing = True
+        # The garbage collector may call this in any thread, the loop's own as well.
+        if threading.current_thread() is not self._thread:
+            self._thread.join()
+            if self._failure is not None:
+                raise self._failure
 
     def _serve(self) -> None:
-        asyncio.set_event_loop(self._loop)
         try:
-            self._loop.run_forever()
+            asyncio.run(self._live())
+        except BaseException as error:  # noqa: BLE001  it is raised where somebody waits for it
+            if self._opened.done():
+                self._failure = error
+            else:
+                self._opened.set_exception(error)
+
+    async def _live(self) -> None:
+        with self._gate:
+            self._loop = asyncio.get_running_loop()
+            if self._closing:
+                return
+        opening = asyncio.create_task(self.app.open())
+        stopped = asyncio.create_task(self._stop.wait())
+        try:
+            await asyncio.wait([opening, stopped], return_when=asyncio.FIRST_COMPLETED)
+            if not opening.done():
+                opening.cancel()
+            await opening
+            self._opened.set_result(None)
+            await stopped
         finally:
-            self._loop.run_until_complete(self._loop.shutdown_default_executor())
-            self._loop.close()
+            with self._gate:
+                self._closing = True
+            stopped.cancel()
+            await self.app.close()
 
 
 class _Facade(Protocol[T_co]):
@@ -81,13 +129,19 @@ class _Blocking(Generic[T, P, R]):
         self._method = method
         self.__doc__ = method.__doc__
 
-    def __get__(self, facade: _Facade[T], owner: object = None) -> Callable[P, R]:
+    @overload
+    def __get__(self, facade: None, owner: object = None) -> Self: ...
+    @overload
+    def __get__(self, facade: _Facade[T], owner: object = None) -> Callable[P, R]: ...
+    def __get__(self, facade: _Facade[T] | None, owner: object = None) -> Self | Callable[P, R]:
+        if facade is None:
+            return self
+
         def call(*args: P.args, **kwargs: P.kwargs) -> R:
             portal, target = facade.reach()
             return portal.run(self._method(target, *args, **kwargs))
 
-        call.__doc__ = self._method.__doc__
-        return call
+        return functools.update_wrapper(call, MethodType(self._method, facade))
 
 
 class Client:
@@ -111,55 +165,62 @@ class Penstock:
         self.settings = settings or Settings.load({"url": url})
         self.redis = Client(self)
         self._lock = threading.Lock()
-        self._reached: tuple[_Portal, asynchronous.Penstock] | None = None
-        self._finalizer: weakref.finalize[[_Portal, asynchronous.Penstock], Penstock] | None = None
+        self._portal: _Portal | None = None
+        self._finalizer: weakref.finalize[..., Penstock] | None = None
+        _all.add(self)
 
     def __enter__(self) -> Self:
-        self.reach()
+        self.open()
         return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def reach(self) -> tuple[_Portal, asynchronous.Penstock]:
-        """Return this process's loop and the open application on it."""
-        reached = self._reached
-        if reached is not None and reached[0].pid == os.getpid():
-            return reached
-        if reached is not None:
-            self._leave_to_parent(reached)
-        with self._lock:
-            if self._reached is None:
-                portal, app = _Portal(), asynchronous.Penstock(settings=self.settings)
-                try:
-                    portal.run(app.open())
-                except BaseException:
-                    portal.stop()
-                    raise
-                self._reached = portal, app
-                self._finalizer = weakref.finalize(self, _close, portal, app)
-            return self._reached
+    def open(self) -> None:
+        """Connect; without an address, start the embedded server unless it runs. May come twice."""
+        self.reach()
 
     def close(self) -> None:
         """End every connection and the thread. May come twice; a later call opens anew."""
         with self._lock:
-            reached, self._reached = self._reached, None
-            if reached is not None and self._finalizer is not None:
+            portal, self._portal = self._portal, None
+            if portal is not None and self._finalizer is not None:
                 self._finalizer.detach()
-                _close(*reached)
+                portal.close()
+
+    def reach(self) -> tuple[_Portal, asynchronous.Penstock]:
+        """Return this process's loop and the open application on it."""
+        portal = self._portal
+        if portal is None:
+            with self._lock:
+                portal = self._portal
+                if portal is None:
+                    portal = _Portal(self.settings)
+                    portal.open()
+                    self._finalizer = weakref.finalize(self, portal.close)
+                    self._portal = portal
+        return portal, portal.app
 
     health = _Blocking(asynchronous.Penstock.health)
     doctor = _Blocking(asynchronous.Penstock.doctor)
 
-    def _leave_to_parent(self, reached: tuple[_Portal, asynchronous.Penstock]) -> None:
+    def leave_to_parent(self) -> None:
         """After a fork: another thread may have held the lock, and the sockets are the parent's."""
-        _inherited.append(reached)
-        if self._finalizer is not None:
+        if self._portal is not None and self._finalizer is not None:
+            _inherited.append(self._portal)
             self._finalizer.detach()
-        self._lock, self._reached = threading.Lock(), None
+        self._lock, self._portal = threading.Lock(), None
 
 
-def _close(portal: _Portal, app: asynchronous.Penstock) -> None:
-    if portal.pid == os.getpid():
-        portal.run(app.close())
-        portal.stop()
+_all: weakref.WeakSet[Penstock] = weakref.WeakSet()
+# What a forked child finds of its parent's loops and sockets. Letting go of them would close
+# descriptors that the parent's selector still watches, so they are kept, untouched.
+_inherited: list[_Portal] = []
+
+
+def _after_fork_in_child() -> None:
+    for app in list(_all):
+        app.leave_to_parent()
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)

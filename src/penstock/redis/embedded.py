@@ -11,11 +11,11 @@ import fcntl
 import hashlib
 import json
 import os
-import signal
+import shutil
 import socket
+import stat
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -29,10 +29,20 @@ from penstock.settings import EmbeddedSettings
 
 __all__ = ["Embedded", "EmbeddedStatus"]
 
-_POLL_S = 0.005
+_POLL_S = 0.01
+# Longer than any healthy server takes for a PING; a frozen one costs this much for each look.
+_ANSWER_S = 0.5
+# How long to leave the start to another process that is at it. The keeper's lock alone decides who
+# keeps the server, so a starter that was frozen costs the others this much and no more.
+_COURTESY_S = 3.0
+# Who only looks has a lock for microseconds; who still has it after this long is a user.
+_LOOKING_S = 0.2
 # A unix socket's path must fit into 108 bytes (104 on macOS), its end included.
 _LONGEST_SOCKET_PATH = 100
-_LOG_TAIL = 400
+_FULL_DISK = 256 * 1024
+_LOADING = b"-LOADING"
+
+_Wait = Callable[[Callable[[], bool]], bool]
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,14 +60,18 @@ class EmbeddedStatus:
 class Embedded:
     """One process's hold on the embedded server of a data directory.
 
-    Everything here waits on files and processes: call it from a thread when a loop is running.
+    Everything here waits on files and processes: call it from a thread when a loop is running. Any
+    thread may call anything. A forked child holds on, too, until it ends.
     """
 
     def __init__(self, home: Path, settings: EmbeddedSettings) -> None:
         self.home = home
         self.socket = _socket_path(home)
         self._settings = settings
-        self._user: int | None = None
+        # The descriptors by which we count as a user. No lock guards them (a fork could leave it
+        # held for ever): appending and popping cannot be interrupted.
+        self._holds: list[int] = []
+        self._detachments = 0
 
     @property
     def endpoint(self) -> Endpoint:
@@ -65,86 +79,138 @@ class Embedded:
 
     def attach(self) -> None:
         """Count as a user, and start the server unless it runs. May come twice."""
-        deadline = time.monotonic() + self._settings.start_timeout_s
-        if self._user is None:
+        wait, detachments = self._waiting(), self._detachments
+        if not self._holds:
             self._make_home()
-            user = self._open("users.lock")
-            if not _wait(lambda: _lock(user, fcntl.LOCK_SH), deadline):
-                os.close(user)
-                raise StartFailed(f"the server in {self.home} is still shutting down")
-            self._user = user
-        self.ensure_running(deadline)
+            hold = self._open("users.lock")
+            if not wait(lambda: _lock(hold, fcntl.LOCK_SH)):
+                os.close(hold)
+                raise StartFailed(f"the embedded server in {self.home} is still shutting down")
+            self._holds.append(hold)
+        self._ensure_running(wait)
+        if self._detachments != detachments:
+            self.detach()  # whoever wanted it has given up meanwhile
 
     def detach(self) -> None:
-        """Stop counting as a user. The server stays until the last one has gone."""
-        if self._user is not None:
-            os.close(self._user)
-            self._user = None
+        """Stop counting as a user. The server stays until the last one has gone.
 
-    def ensure_running(self, deadline: float | None = None) -> None:
+        A wait of another thread for the server ends as well.
+        """
+        self._detachments += 1
+        while self._holds:
+            os.close(self._holds.pop())
+
+    def ensure_running(self) -> None:
         """Return when the server answers; start it if nobody else is doing that already."""
-        deadline = deadline or time.monotonic() + self._settings.start_timeout_s
-        if _answers(self.socket):
-            return
-        starter = self._open("start.lock")
-        try:
-            if not _wait(lambda: _lock(starter, fcntl.LOCK_EX), deadline):
-                raise StartFailed(
-                    self._diagnosis("another process has been starting it for too long")
-                )
-            while not _answers(self.socket):
-                if not self._held("keeper.lock"):
-                    self._start_keeper()
-                if not _wait(
-                    lambda: _answers(self.socket) or not self._held("keeper.lock"), deadline
-                ):
-                    raise StartFailed(self._diagnosis("it did not answer in time"))
-                if not self._held("keeper.lock") and not _answers(self.socket):
-                    raise StartFailed(self._diagnosis("it ended right after its start"))
-        finally:
-            os.close(starter)
+        self._ensure_running(self._waiting())
 
     def status(self) -> EmbeddedStatus:
-        """Look without starting anything."""
-        present = self.home.is_dir()
+        """Look without starting or changing anything."""
         return EmbeddedStatus(
-            running=present and _answers(self.socket),
+            running=bool(_reply(self.socket)),
             home=str(self.home),
             socket=self.socket,
-            keeper_pid=self._keeper_pid() if present else None,
-            in_use=present and self._held("users.lock"),
-            pinned=present and (self.home / "pinned").exists(),
+            keeper_pid=self._keeper_pid(),
+            in_use=self._held("users.lock", fcntl.LOCK_EX),
+            pinned=(self.home / "pinned").exists(),
         )
 
     def pin(self) -> None:
         """Let the server stay without users, until `stop`."""
-        (self.home / "pinned").touch()
+        os.close(self._open("pinned"))
 
-    def stop(self, timeout_s: float = 30.0) -> bool:
-        """Shut the server down and wait for its end; False if it did not run."""
+    def stop(self, *, force: bool = False, timeout_s: float = 30.0) -> bool:
+        """Shut the server down and wait for its end; False if it did not run.
+
+        While others use it, `EmbeddedError`; with `force` it is stopped under them, and whoever of
+        them needs it again starts it again. `TimeoutError` if it does not end.
+        """
         if not self.home.is_dir():
             return False
-        (self.home / "pinned").unlink(missing_ok=True)
-        if not self._held("server.lock"):
-            return False
-        if pid := self._keeper_pid():
-            os.kill(pid, signal.SIGTERM)
-        else:
-            _ask(self.socket, b"SHUTDOWN\r\n")
-        if not _wait(lambda: not self._held("server.lock"), time.monotonic() + timeout_s):
-            raise EmbeddedError(f"the server in {self.home} did not end within {timeout_s:g} s")
+        deadline = time.monotonic() + timeout_s
+        users = self._open("users.lock")
+        try:
+            # Held until the end, so that whoever wants to attach waits for it.
+            looked = min(deadline, time.monotonic() + _LOOKING_S)
+            if not force and not _until(lambda: _lock(users, fcntl.LOCK_EX), looked):
+                raise EmbeddedError(f"the embedded server in {self.home} is in use")
+            (self.home / "pinned").unlink(missing_ok=True)
+            if not self._held("server.lock"):
+                return False
+            if not _until(lambda: self._ends(force=force), deadline):
+                raise TimeoutError(
+                    f"the embedded server in {self.home} did not end within {timeout_s:g} s; its "
+                    f"keeper is process {self._keeper_pid()}"
+                )
+        finally:
+            os.close(users)
         return True
 
+    def _ensure_running(self, wait: _Wait) -> None:
+        if self._ready():
+            return
+        starter = self._open("start.lock")
+        try:
+            patience = time.monotonic() + _COURTESY_S
+            wait(
+                lambda: (
+                    _lock(starter, fcntl.LOCK_EX) or self._ready() or time.monotonic() > patience
+                )
+            )
+            self._start(wait)
+        finally:
+            os.close(starter)
+
+    def _start(self, wait: _Wait) -> None:
+        ours = False
+        while not self._ready():
+            if not self._held("keeper.lock"):
+                if ours:
+                    raise StartFailed(self._why_it_ended())
+                ours = self._start_keeper()
+            if not wait(lambda: self._ready() or not self._held("keeper.lock")):
+                raise StartFailed(self._why_it_is_late())
+
+    def _ready(self) -> bool:
+        """Whether the server answers and has a keeper. A refusal is an answer, unless it loads."""
+        reply = _reply(self.socket)
+        return bool(reply) and not reply.startswith(_LOADING) and self._held("keeper.lock")
+
+    def _ends(self, *, force: bool) -> bool:
+        """Tell the server to end; whether it has ended, and its keeper with it."""
+        if _reply(self.socket, b"SHUTDOWN") == b"" and force:
+            # Its users may have started another before we look: that one is not to be stopped.
+            _until(lambda: not self._held("server.lock"), time.monotonic() + _ANSWER_S)
+            return True
+        return not self._held("server.lock")
+
+    def _waiting(self) -> _Wait:
+        """Begin to wait: for a start's time at most, and not beyond a `detach`."""
+        deadline = time.monotonic() + self._settings.start_timeout_s
+        detachments = self._detachments
+
+        def wait(condition: Callable[[], bool]) -> bool:
+            return _until(condition, deadline, lambda: self._detachments != detachments)
+
+        return wait
+
     def _make_home(self) -> None:
+        folder = Path(self.socket).parent
         try:
             self.home.mkdir(mode=0o700, parents=True, exist_ok=True)
-            folder = Path(self.socket).parent
             folder.mkdir(mode=0o700, exist_ok=True)
+        except FileExistsError as error:
+            raise StartFailed(
+                f"data directory {self.home}: {error.filename} is no directory"
+            ) from None
         except OSError as error:
             raise StartFailed(f"data directory {self.home}: {error.strerror}") from None
-        if folder != self.home and folder.stat().st_uid != os.getuid():
+        facts = folder.lstat()
+        if folder != self.home and not (
+            stat.S_ISDIR(facts.st_mode) and facts.st_uid == os.getuid() and not facts.st_mode & 0o77
+        ):
             # It stands where everybody may write: somebody else's server must not pass for ours.
-            raise StartFailed(f"{folder} belongs to another user")
+            raise StartFailed(f"{folder} must be a directory of this user alone")
 
     def _open(self, name: str) -> int:
         try:
@@ -152,34 +218,50 @@ class Embedded:
         except OSError as error:
             raise StartFailed(f"data directory {self.home}: {error.strerror}") from None
 
-    def _held(self, name: str) -> bool:
-        descriptor = self._open(name)
+    def _held(self, name: str, kind: int = fcntl.LOCK_SH) -> bool:
+        """Whether somebody holds a lock. Looking takes it for a moment, shared if that tells."""
         try:
-            return not _lock(descriptor, fcntl.LOCK_EX)
+            descriptor = os.open(self.home / name, os.O_RDONLY | os.O_CLOEXEC)
+        except (FileNotFoundError, NotADirectoryError):
+            return False
+        except OSError as error:
+            raise StartFailed(f"data directory {self.home}: {error.strerror}") from None
+        try:
+            return not _lock(descriptor, kind)
         finally:
             os.close(descriptor)
 
     def _keeper_pid(self) -> int | None:
+        """For people only: the file may be older than the keeper."""
         if not self._held("keeper.lock"):
             return None
-        text = (self.home / "keeper.lock").read_text()
-        return int(text) if text else None
+        text = (self.home / "keeper.lock").read_text(errors="replace")
+        return int(text) if text.isdecimal() else None
 
-    def _start_keeper(self) -> None:
+    def _start_keeper(self) -> bool:
+        """Start a keeper, which holds its lock when this returns; False if another was faster."""
         config = {
             "home": str(self.home),
             "socket": self.socket,
             "linger_s": self._settings.linger_s,
-            "log": str(self.home / "keeper.log"),
+            "log": str(self.home / "valkey.log"),
             "command": self._command(),
         }
-        subprocess.run(  # noqa: S603
-            [sys.executable, "-I", keeper.__file__, json.dumps(config)],
-            stdin=subprocess.DEVNULL,
-            check=True,
-        )
-        # The lock is what tells that the keeper lives; it may need a moment to take it.
-        _wait(lambda: self._held("keeper.lock"), time.monotonic() + 1)
+        try:
+            done = subprocess.run(  # noqa: S603
+                [sys.executable, "-I", keeper.__file__, json.dumps(config)],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.PIPE,
+                timeout=self._settings.start_timeout_s,
+                check=False,
+            )
+        except (OSError, subprocess.TimeoutExpired) as error:
+            raise StartFailed(f"the keeper of the embedded server: {error}") from None
+        if done.returncode not in {0, keeper.ANOTHER_IS_FASTER}:
+            why = done.stderr.decode(errors="replace").strip().rpartition("\n")[2]
+            raise StartFailed(f"data directory {self.home}: {why or done.returncode}")
+        return done.returncode == 0
 
     def _command(self) -> list[str]:
         options = {
@@ -193,26 +275,48 @@ class Embedded:
             "save": "",
             "maxmemory": self._settings.maxmemory,
             "maxmemory-policy": "noeviction",
-            "logfile": "valkey.log",
         }
         return [str(valkey_binary()), *(part for o, v in options.items() for part in (f"--{o}", v))]
 
-    def _diagnosis(self, what: str) -> str:
-        log = self.home / "valkey.log"
-        tail = log.read_text(errors="replace")[-_LOG_TAIL:].strip() if log.is_file() else ""
-        last = tail.rpartition("\n")[2]
-        return f"the embedded server in {self.home}: {what}" + (
-            f" (its log: {last})" if last else ""
-        )
+    def _why_it_is_late(self) -> str:
+        what = f"the embedded server in {self.home} did not answer in time"
+        if (_reply(self.socket) or b"").startswith(_LOADING):
+            return f"{what}: it is still reading its data (setting embedded.start_timeout_s)"
+        return f"{what}: is it frozen? Its keeper is process {self._keeper_pid()}"
+
+    def _why_it_ended(self) -> str:
+        what = f"the embedded server in {self.home} ended right after its start"
+        if shutil.disk_usage(self.home).free < _FULL_DISK:
+            return f"{what}: the disk is full"
+        text = (self.home / "valkey.log").read_text(errors="replace")
+        lines = text.rpartition(keeper.BEGINNING)[2].strip().splitlines()
+        # The server marks with # what it wants to be seen.
+        marked = [line.partition(" # ")[2] for line in lines if " # " in line]
+        return f"{what}: {(marked or lines)[-1]}"
+
+
+def _reply(path: str, command: bytes = b"PING") -> bytes | None:
+    """Return what the server answers, nothing if it hung up, None if it does not answer at all."""
+    try:
+        with socket.socket(socket.AF_UNIX) as connection:
+            connection.settimeout(_ANSWER_S)
+            connection.connect(path)
+            connection.sendall(command + b"\r\n")
+            return connection.recv(256)
+    except OSError:
+        return None
 
 
 def _socket_path(home: Path) -> str:
-    """In the data directory, or, where that path is too long for a socket, in a short place."""
+    """In the data directory, or, where that path is too long for a socket, in a short place.
+
+    That place hangs on the data directory alone, not on TMPDIR: every process must find it.
+    """
     path = str(home / "valkey.sock")
     if len(os.fsencode(path)) <= _LONGEST_SOCKET_PATH:
         return path
     digest = hashlib.sha256(os.fsencode(path)).hexdigest()[:16]
-    return str(Path(tempfile.gettempdir()) / f"penstock-{os.getuid()}" / f"{digest}.sock")
+    return f"/tmp/penstock-{os.getuid()}/{digest}.sock"  # noqa: S108
 
 
 def _lock(descriptor: int, kind: int) -> bool:
@@ -223,25 +327,11 @@ def _lock(descriptor: int, kind: int) -> bool:
     return True
 
 
-def _wait(condition: Callable[[], bool], deadline: float) -> bool:
+def _until(
+    condition: Callable[[], bool], deadline: float, unwanted: Callable[[], bool] = lambda: False
+) -> bool:
     while not condition():
-        if time.monotonic() >= deadline:
+        if time.monotonic() >= deadline or unwanted():
             return False
         time.sleep(_POLL_S)
     return True
-
-
-def _ask(path: str, line: bytes) -> bytes:
-    """Send one inline command; empty if nobody answers."""
-    try:
-        with socket.socket(socket.AF_UNIX) as connection:
-            connection.settimeout(1)
-            connection.connect(path)
-            connection.sendall(line)
-            return connection.recv(64)
-    except OSError:
-        return b""
-
-
-def _answers(path: str) -> bool:
-    return _ask(path, b"PING\r\n").startswith(b"+PONG")

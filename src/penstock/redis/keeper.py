@@ -1,16 +1,18 @@
 """Keeps one embedded server running for as long as somebody uses it. A program of its own.
 
-Started by `embedded.py` as `python -I keeper.py CONFIG`, detached, one per data directory. It uses
-the standard library only, so that it starts in milliseconds and stays small. Who is alive is told
-by locks on files, which the kernel releases with their process however that ends:
+Started by `embedded.py` as `python -I keeper.py CONFIG`, one per data directory; it returns as soon
+as it is the keeper and goes on in the background. It uses the standard library only, so that it
+starts in milliseconds and stays small. Who is alive is told by locks on files, which the kernel
+releases with their process however that ends; what the files hold decides nothing:
 
-    keeper.lock  held by the keeper; holds its pid
+    keeper.lock  held by the keeper; holds its pid, for people
     server.lock  held by the keeper and, through an inherited descriptor, by the server itself: free
                  means that nothing writes to the data any more
     users.lock   shared by every process that uses the server; free means that nobody does
 
-A server that dies is started again. Without users the server is shut down after `linger_s`, unless
-the file `pinned` says that it was started to stay.
+A server that dies is started again. One that was told to end (SHUTDOWN, SIGTERM) ends its keeper as
+well. Without users the server is shut down after `linger_s`, unless the file `pinned` says that it
+was started to stay.
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ import ctypes
 import fcntl
 import json
 import os
+import select
 import signal
 import socket
 import subprocess
@@ -28,12 +31,18 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+ANOTHER_IS_FASTER = 3
+"""Exit code of a keeper that finds another one at work."""
+BEGINNING = "keeper begins"
+"""First line of each keeper in the log."""
+
 TICK_S = 0.25
 _PR_SET_PDEATHSIG = 1
 _OTHERS_LOOK_S = 1.0
 _SETTLED_S = 2.0
 _MOST_QUICK_DEATHS = 5
 _SHUTDOWN_S = 60.0
+_LARGEST_LOG = 1024 * 1024
 
 
 class Keeper:
@@ -41,40 +50,17 @@ class Keeper:
 
     def __init__(self, config: dict[str, Any]) -> None:
         self.home = Path(config["home"])
-        self.socket = str(config["socket"])
+        self.socket = Path(config["socket"])
+        self.log = Path(config["log"])
         self.command: list[str] = config["command"]
         self.linger_s = float(config["linger_s"])
         self.stopping = False
         self.server_lock = self._open("server.lock")
         self.users_lock = self._open("users.lock")
         self.keeper_lock = self._open("keeper.lock")
+        self.wake_up, self.woken = os.pipe()
 
-    def run(self) -> int:
-        if not self._take_over():
-            return 0  # another keeper was faster
-        os.ftruncate(self.keeper_lock, 0)
-        os.pwrite(self.keeper_lock, str(os.getpid()).encode(), 0)
-        if not self._inherit_data():
-            print("an earlier server still holds the data", flush=True)
-            return 1
-        signal.signal(signal.SIGTERM, self._on_stop)
-        quick_deaths = 0
-        while not self.stopping:
-            started = time.monotonic()
-            server = self._start()
-            self._watch(server)
-            if self.stopping:
-                self._shut_down(server)
-                break
-            quick_deaths = quick_deaths + 1 if time.monotonic() - started < _SETTLED_S else 0
-            print(f"the server ended with code {server.returncode}", flush=True)
-            if quick_deaths == _MOST_QUICK_DEATHS:
-                return 1
-            time.sleep(TICK_S * quick_deaths)
-        Path(self.socket).unlink(missing_ok=True)
-        return 0
-
-    def _take_over(self) -> bool:
+    def take_over(self) -> bool:
         """Take the keeper's lock. Who only looks whether it is held has it for a moment, too."""
         deadline = time.monotonic() + _OTHERS_LOOK_S
         while not _lock(self.keeper_lock, fcntl.LOCK_EX):
@@ -83,43 +69,121 @@ class Keeper:
             time.sleep(TICK_S / 100)
         return True
 
-    def _on_stop(self, *_: object) -> None:
-        self.stopping = True
+    def detach(self) -> None:
+        """Go on in a child that has left the terminal; the locks go with it.
+
+        When the starter sees this process end, there is a keeper: it need not wait for one.
+        """
+        if self.log.is_file() and self.log.stat().st_size > _LARGEST_LOG:
+            self.log.replace(self.log.with_suffix(".log.old"))
+        output = os.open(self.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        if os.fork():
+            os._exit(0)
+        os.setsid()
+        os.umask(0o077)
+        os.chdir(self.home)  # the starter's folder may be on a disk that somebody wants to unmount
+        for target in (1, 2):
+            os.dup2(output, target)
+        os.close(output)
+
+    def run(self) -> int:
+        print(BEGINNING, os.getpid(), flush=True)
+        os.ftruncate(self.keeper_lock, 0)
+        os.pwrite(self.keeper_lock, str(os.getpid()).encode(), 0)
+        self._listen()
+        if not self._inherit_data():
+            print("an earlier server still holds the data", flush=True)
+            return 1
+        code = self._keep()
+        if self._still_ours():
+            self.socket.unlink(missing_ok=True)
+        return code
+
+    def _keep(self) -> int:
+        quick_deaths = 0
+        while not self.stopping:
+            began = time.monotonic()
+            server = self._start()
+            self._watch(server)
+            if self.stopping:
+                self._shut_down(server)
+            if server.returncode == 0:
+                break
+            print(f"the server ended with code {server.returncode}", flush=True)
+            quick_deaths = quick_deaths + 1 if time.monotonic() - began < _SETTLED_S else 0
+            if quick_deaths == _MOST_QUICK_DEATHS:
+                return 1
+            self._rest(TICK_S * quick_deaths)
+        return 0
 
     def _open(self, name: str) -> int:
         return os.open(self.home / name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+
+    def _listen(self) -> None:
+        """Let signals, the server's end among them, cut a rest short."""
+        os.set_blocking(self.woken, False)
+        signal.set_wakeup_fd(self.woken, warn_on_full_buffer=False)
+        signal.signal(signal.SIGCHLD, self._on_news)
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, self._on_stop)
+        # Whoever started us may have blocked signals; the server would inherit that from us.
+        signal.pthread_sigmask(signal.SIG_SETMASK, ())
+
+    def _on_news(self, *_: object) -> None:
+        """Being woken is all."""
+
+    def _on_stop(self, *_: object) -> None:
+        self.stopping = True
+
+    def _rest(self, seconds: float) -> None:
+        ready, _, _ = select.select([self.wake_up], [], [], seconds)
+        if ready:
+            os.read(self.wake_up, 4096)
 
     def _inherit_data(self) -> bool:
         """Wait for a server whose keeper was killed to leave; it is told to."""
         deadline = time.monotonic() + _SHUTDOWN_S
         while not _lock(self.server_lock, fcntl.LOCK_EX):
-            if time.monotonic() > deadline:
+            if self.stopping or time.monotonic() > deadline:
                 return False
             with suppress(OSError), socket.socket(socket.AF_UNIX) as orphan:
                 orphan.settimeout(1)
-                orphan.connect(self.socket)
+                orphan.connect(str(self.socket))
                 orphan.sendall(b"SHUTDOWN\r\n")
-            time.sleep(TICK_S / 10)
+            self._rest(TICK_S / 10)
         return True
 
     def _start(self) -> subprocess.Popen[bytes]:
+        keeper = os.getpid()
         return subprocess.Popen(  # noqa: S603
             self.command,
-            cwd=self.home,
             stdin=subprocess.DEVNULL,
             pass_fds=(self.server_lock,),
-            preexec_fn=_die_with_parent if sys.platform == "linux" else None,  # one thread only
+            # Before exec, and in a program with one thread: nothing to go wrong.
+            preexec_fn=(lambda: _die_with(keeper)) if sys.platform == "linux" else None,
         )
 
     def _watch(self, server: subprocess.Popen[bytes]) -> None:
         """Return when the server ended, or `stopping` is set: asked to, or unused for long enough.
 
-        The users' lock is then held, so that whoever comes now waits for the shutdown and starts
-        anew.
+        In the last case the users' lock is held, so that whoever comes now waits for the shutdown
+        and starts anew.
         """
         unused_since: float | None = None
+        listened, ticks_without_socket = False, 0
         while not self.stopping and server.poll() is None:
-            time.sleep(TICK_S)
+            self._rest(TICK_S)
+            if not self._still_ours():
+                print("the data directory was taken away", flush=True)
+                server.kill()  # told to end it would remove the socket, perhaps of a successor
+                self.stopping = True
+                return
+            listens = self.socket.exists()
+            listened = listened or listens
+            ticks_without_socket = ticks_without_socket + 1 if listened and not listens else 0
+            if ticks_without_socket == 2:  # noqa: PLR2004  a server that ends removes it itself
+                print("somebody removed the socket", flush=True)
+                server.terminate()  # nobody can reach it any more; who needs it starts it again
             if (self.home / "pinned").exists() or not _lock(self.users_lock, fcntl.LOCK_EX):
                 unused_since = None
                 continue
@@ -129,6 +193,14 @@ class Keeper:
                 self.stopping = True
             else:
                 fcntl.flock(self.users_lock, fcntl.LOCK_UN)
+
+    def _still_ours(self) -> bool:
+        """Whether the lock we hold is the one that others look at."""
+        try:
+            seen = (self.home / "keeper.lock").stat()
+        except OSError:
+            return False
+        return os.path.samestat(seen, os.fstat(self.keeper_lock))
 
     def _shut_down(self, server: subprocess.Popen[bytes]) -> None:
         if server.poll() is None:
@@ -148,23 +220,24 @@ def _lock(descriptor: int, kind: int) -> bool:
     return True
 
 
-def _die_with_parent() -> None:
+def _die_with(keeper: int) -> None:
+    """Let the kernel end the server with its keeper, however that one ends."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+    if os.getppid() != keeper:
+        os._exit(1)  # it was killed before the kernel knew
 
 
-def _detach(log: str) -> None:
-    """Leave the terminal and the starter behind."""
-    if os.fork():
-        os._exit(0)
-    os.setsid()
-    os.umask(0o077)
-    null = os.open(os.devnull, os.O_RDONLY)
-    output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    for source, target in ((null, 0), (output, 1), (output, 2)):
-        os.dup2(source, target)
+def main() -> int:
+    try:
+        keeper = Keeper(json.loads(sys.argv[1]))
+        if not keeper.take_over():
+            return ANOTHER_IS_FASTER
+        keeper.detach()
+    except OSError as error:
+        print(error.strerror, file=sys.stderr)
+        return 1
+    return keeper.run()
 
 
 if __name__ == "__main__":
-    settings = json.loads(sys.argv[1])
-    _detach(settings["log"])
-    sys.exit(Keeper(settings).run())
+    sys.exit(main())

@@ -5,10 +5,13 @@ from __future__ import annotations
 import asyncio
 import logging
 from asyncio.subprocess import DEVNULL, PIPE, Process
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 
+from penstock.clock import SYSTEM_CLOCK
 from penstock.redis.retry import backoff_s
 from penstock.runtime.service import Service
+from penstock.runtime.waiting import happens_within
 
 __all__ = ["ChildProcess"]
 
@@ -27,7 +30,7 @@ class ChildProcess(Service):
     killed, the pipe closes, and a child that watches it ends as well.
     """
 
-    def __init__(self, name: str, command: Sequence[str], environ: dict[str, str]) -> None:
+    def __init__(self, name: str, command: Sequence[str], environ: Mapping[str, str]) -> None:
         super().__init__(name)
         self._command, self._environ = command, environ
         self._process: Process | None = None
@@ -42,35 +45,36 @@ class ChildProcess(Service):
     def ask_to_stop(self) -> None:
         super().ask_to_stop()
         if self._process and self._process.returncode is None:
-            self._process.terminate()
+            with suppress(ProcessLookupError):  # it ended, but we were not told yet
+                self._process.terminate()
 
     async def run(self) -> None:
         loop = asyncio.get_running_loop()
         quick_ends = 0
         while not self.stopping:
             began = loop.time()
-            code = await self._run_once()
+            try:
+                end = f"ended with code {await self._run_once()}"
+            except OSError as error:  # no memory, too many processes: that passes
+                end = f"could not be started ({error})"
             if self.stopping:
                 return
             quick_ends = quick_ends + 1 if loop.time() - began < _SETTLED_S else 1
             wait_s = backoff_s(quick_ends, base_s=_FIRST_WAIT_S, max_s=_LONGEST_WAIT_S)
-            logger.warning("%s ended with code %d, again in %.1f s", self.name, code, wait_s)
-            try:
-                async with asyncio.timeout(wait_s):
-                    await self.stop_asked.wait()
-            except TimeoutError:
-                continue
+            logger.warning("%s %s, again in %.1f s", self.name, end, wait_s)
+            await happens_within(self.stop_asked, wait_s, SYSTEM_CLOCK)
 
     async def _run_once(self) -> int:
         self._process = process = await asyncio.create_subprocess_exec(
             *self._command, stdin=PIPE, stdout=DEVNULL, env=self._environ, start_new_session=True
         )
         logger.info("%s started, pid %d", self.name, process.pid)
-        if self.stopping:
-            process.terminate()
         try:
+            if self.stopping:
+                self.ask_to_stop()
             return await process.wait()
         except asyncio.CancelledError:
-            process.kill()
+            with suppress(ProcessLookupError):
+                process.kill()
             await process.wait()
             raise

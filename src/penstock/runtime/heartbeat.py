@@ -12,7 +12,7 @@ from collections.abc import Callable
 import msgspec
 
 from penstock.clock import SYSTEM_CLOCK, Clock
-from penstock.errors import ServerError
+from penstock.errors import PenstockError
 from penstock.redis.client import Client
 from penstock.runtime.duty import Duty
 from penstock.runtime.readiness import Readiness
@@ -37,7 +37,12 @@ class WorkerAbout(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Heartbeat(Duty):
-    """Beats every `worker.heartbeat_s`; a worker that ends in good order takes its record along."""
+    """Beats every `worker.heartbeat_s`; a worker that ends in good order takes its record along.
+
+    A server at `maxmemory` still takes the beats (the script is flagged `allow-oom`), except Redis
+    before 7, which knows no such flag: there a full server makes every worker look dead, and each
+    worker not ready, until there is room again.
+    """
 
     def __init__(
         self, client: Client, readiness: Callable[[], Readiness], clock: Clock = SYSTEM_CLOCK
@@ -83,5 +88,6 @@ class Heartbeat(Duty):
                     worker=self._keys.info(self.worker_id),
                     worker_id=self.worker_id,
                 )
-        except (ServerError, TimeoutError) as error:
-            logger.warning("the worker's record stays until it expires: %s", error)
+        except (PenstockError, TimeoutError) as error:
+            why = error if str(error) else f"no answer within {_LEAVE_S:g} s"
+            logger.warning("the worker's record stays until it expires: %s", why)

@@ -7,7 +7,7 @@ import sys
 import click
 
 from penstock.app import Penstock
-from penstock.interfaces.cli.main import run
+from penstock.interfaces.cli.main import pass_settings, run
 from penstock.interfaces.cli.output import ExitCode, json_option, say, say_json
 from penstock.redis.doctor import Diagnosis
 from penstock.redis.health import Health
@@ -20,7 +20,7 @@ _MARKS = {"ok": "ok     ", "warning": "warning", "failure": "FAILURE"}
 
 @click.command()
 @json_option
-@click.pass_obj
+@pass_settings
 def health(settings: Settings, as_json: bool) -> None:
     """Say whether the server is fit for work now.
 
@@ -55,7 +55,7 @@ def health(settings: Settings, as_json: bool) -> None:
 
 @click.command()
 @json_option
-@click.pass_obj
+@pass_settings
 def doctor(settings: Settings, as_json: bool) -> None:
     """Judge how the server is set up, and say what to type to mend it.
 

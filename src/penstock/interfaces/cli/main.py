@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import io
+import logging
+import os
 import sys
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
+from functools import update_wrapper
 from importlib import import_module
-from typing import Any, TypeVar
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import click
 
@@ -14,9 +18,10 @@ from penstock.errors import PenstockError
 from penstock.interfaces.cli.output import ExitCode, exit_code, fail
 from penstock.settings import Settings
 
-__all__ = ["cli", "main", "run"]
+__all__ = ["cli", "given", "main", "pass_settings", "run"]
 
 T = TypeVar("T")
+P = ParamSpec("P")
 
 COMMANDS = {
     "up": "up",
@@ -45,35 +50,55 @@ class _Commands(click.Group):
 @click.option("--home", help="Data directory of the embedded server.")
 @click.option("--config", help="TOML file with settings (default: ./penstock.toml).")
 @click.version_option(package_name="penstock")
-@click.pass_context
-def cli(ctx: click.Context, url: str | None, home: str | None, config: str | None) -> None:
+def cli(**_: str | None) -> None:
     """Coordinate work on a Redis or Valkey server.
 
     Settings: arguments win over PENSTOCK_… variables, those over the TOML file. Exit codes: 0 well,
     1 something was found wrong, 2 wrong usage or refused, 3 configuration, 4 no connection,
     5 time-out, 130 interrupted.
     """
-    ctx.obj = Settings.load({"url": url, "home": home}, config=config)
+
+
+def pass_settings(command: Callable[Concatenate[Settings, P], T]) -> Callable[P, T]:
+    """Hand a command the settings; read only now, so that help needs no valid configuration."""
+
+    def with_settings(*args: P.args, **kwargs: P.kwargs) -> T:
+        options = given()
+        config = options.pop("config", None)
+        return command(Settings.load(options, config=config), *args, **kwargs)
+
+    return update_wrapper(with_settings, command)
+
+
+def given() -> dict[str, str]:
+    """Return the options that stand before the command, as far as they were given."""
+    options = click.get_current_context().find_root().params
+    return {name: value for name, value in options.items() if value is not None}
 
 
 def run(work: Coroutine[Any, Any, T]) -> T:
-    """Run one command's coroutine."""
+    """Run one command's coroutine. What goes wrong is its result, so nothing is logged beside."""
+    logging.getLogger("penstock").addHandler(logging.NullHandler())
     return asyncio.run(work)
 
 
 def main() -> None:
     """Run the command line; every expected error becomes one line and an exit code."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")  # a terminal without UTF-8 is no error
     try:
-        cli.main(standalone_mode=False)
-    except click.exceptions.Exit as stop:
-        sys.exit(stop.exit_code)
+        sys.exit(cli.main(standalone_mode=False))
+    except click.exceptions.NoArgsIsHelpError as error:
+        click.echo(error.format_message())
+        fail("which command?", ExitCode.FAILED)
     except click.ClickException as error:
-        error.show()
-        sys.exit(error.exit_code)
+        fail(f"{error.format_message()} (try --help)", ExitCode(error.exit_code))
     except (click.Abort, KeyboardInterrupt):
         sys.exit(ExitCode.INTERRUPTED)
     except BrokenPipeError:
-        sys.stderr.close()  # whoever read our output left; nothing to complain about
+        # Whoever read our output left; nothing to complain about, now or when Python flushes.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(ExitCode.OK)
-    except PenstockError as error:
+    except (PenstockError, OSError) as error:
         fail(str(error), exit_code(error))

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import re
+import os
 import sys
 from enum import IntEnum
-from typing import Any
+from typing import Any, NoReturn
 
 import click
 import msgspec
@@ -17,16 +17,14 @@ from penstock.errors import (
     EmbeddedError,
     InvalidName,
     OutcomeUnknown,
-    PenstockError,
     PermissionRefused,
     PoolExhausted,
     StillLoading,
     Unreachable,
 )
+from penstock.runtime.logs import cleaned
 
 __all__ = ["ExitCode", "exit_code", "fail", "json_option", "say", "say_json"]
-
-_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 
 class ExitCode(IntEnum):
@@ -43,7 +41,7 @@ class ExitCode(IntEnum):
     INTERRUPTED = 130
 
 
-def exit_code(error: PenstockError) -> ExitCode:
+def exit_code(error: Exception) -> ExitCode:
     """The exit code for an error that reached the command line."""
     for kinds, code in _CODES:
         if isinstance(error, kinds):
@@ -54,7 +52,7 @@ def exit_code(error: PenstockError) -> ExitCode:
 _CODES = (
     ((InvalidName, CodecError), ExitCode.FOUND),
     ((ConfigError,), ExitCode.CONFIG),
-    ((PoolExhausted,), ExitCode.TIMEOUT),
+    ((PoolExhausted, TimeoutError), ExitCode.TIMEOUT),
     (
         (
             AuthenticationFailed,
@@ -70,16 +68,21 @@ _CODES = (
 
 
 def say(text: str, *, bold: bool = False, err: bool = False) -> None:
-    """Print for people. Data may hold escape sequences; they are shown, not obeyed."""
-    click.secho(_CONTROL.sub(lambda sign: f"\\x{ord(sign[0]):02x}", text), bold=bold, err=err)
+    """Print one line for people.
+
+    Data may hold line breaks and escape sequences; they are shown, not obeyed. Passwords are not.
+    """
+    plain = bool(os.environ.get("NO_COLOR")) or os.environ.get("TERM") == "dumb"
+    click.secho(cleaned(text), bold=bold, err=err, color=False if plain else None)
 
 
-def say_json(value: Any) -> None:
-    """Print one JSON document for programs."""
-    click.echo(msgspec.json.format(msgspec.json.encode(value), indent=2).decode())
+def say_json(value: Any, *, indent: int = 2) -> None:
+    """Print one JSON document for programs; without `indent`, on one line."""
+    encoded = msgspec.json.encode(value)
+    click.echo((msgspec.json.format(encoded, indent=indent) if indent else encoded).decode())
 
 
-def fail(message: str, code: ExitCode) -> None:
+def fail(message: str, code: ExitCode) -> NoReturn:
     """One line on standard error, then out."""
     say(f"penstock: {message}", err=True)
     sys.exit(code)

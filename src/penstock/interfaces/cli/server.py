@@ -6,6 +6,8 @@ import sys
 
 import click
 
+from penstock.errors import EmbeddedError
+from penstock.interfaces.cli.main import pass_settings
 from penstock.interfaces.cli.output import ExitCode, fail, json_option, say, say_json
 from penstock.redis.embedded import Embedded, EmbeddedStatus
 from penstock.settings import Settings
@@ -24,10 +26,10 @@ def server() -> None:
 
 @server.command()
 @json_option
-@click.pass_obj
+@pass_settings
 def start(settings: Settings, as_json: bool) -> None:
     """Start the server and let it stay."""
-    embedded = Embedded(settings.home_path, settings.embedded)
+    embedded = _embedded(settings)
     embedded.attach()
     embedded.pin()
     embedded.detach()
@@ -36,24 +38,35 @@ def start(settings: Settings, as_json: bool) -> None:
 
 @server.command()
 @click.option("--force", is_flag=True, help="Stop it even while other processes use it.")
-@click.pass_obj
-def stop(settings: Settings, force: bool) -> None:
-    """Write everything out and stop the server."""
-    embedded = Embedded(settings.home_path, settings.embedded)
-    status = embedded.status()
-    if status.in_use and not force:
-        fail(f"the server in {status.home} is in use (--force stops it)", ExitCode.FOUND)
-    say("stopped" if embedded.stop() else "it was not running")
+@json_option
+@pass_settings
+def stop(settings: Settings, force: bool, as_json: bool) -> None:
+    """Write everything out and stop the server; exits 1 if it is in use.
+
+    Processes that use it start it again as soon as they need it.
+    """
+    try:
+        stopped = _embedded(settings).stop(force=force)
+    except EmbeddedError as error:
+        fail(f"{error} (--force stops it)", ExitCode.FOUND)
+    if as_json:
+        say_json({"stopped": stopped})
+    else:
+        say("stopped" if stopped else "it was not running")
 
 
 @server.command()
 @json_option
-@click.pass_obj
+@pass_settings
 def status(settings: Settings, as_json: bool) -> None:
     """Say whether the server runs; exits 1 if not."""
-    found = Embedded(settings.home_path, settings.embedded).status()
+    found = _embedded(settings).status()
     _show(found, as_json)
     sys.exit(ExitCode.OK if found.running else ExitCode.FOUND)
+
+
+def _embedded(settings: Settings) -> Embedded:
+    return Embedded(settings.home_path, settings.embedded)
 
 
 def _show(found: EmbeddedStatus, as_json: bool) -> None:
