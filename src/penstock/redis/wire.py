@@ -7,7 +7,11 @@ owns its place in line, so its reply is dropped and never handed to somebody els
 from __future__ import annotations
 
 import asyncio
+import fcntl
+import socket
 import ssl
+import struct
+import termios
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias, cast
@@ -114,7 +118,7 @@ class Wire(asyncio.Protocol):
                 await wire._connect(tls)
                 await wire._greet(credentials or Credentials(), database)
         except (OSError, OutcomeUnknown) as error:  # a TimeoutError is an OSError too
-            raise wire._not_opened(error, connect_s) from error
+            raise wire._not_opened(error, connect_s, tls=tls is not None) from error
         finally:
             if not wire.hello:
                 wire.abort("it was not opened")
@@ -167,8 +171,9 @@ class Wire(asyncio.Protocol):
             self._flushing = True
             self._loop.call_soon(self._flush)
             self._transport.write(packed)
-        if self._timer is None or self._timer.when() > now + limit_s:
-            self._set_timer(now + limit_s)
+        look_at = now + limit_s / 2
+        if self._timer is None or self._timer.when() > look_at:
+            self._set_timer(look_at)
         return batch.future
 
     async def call(self, *command: Argument, timeout_s: float | None = None) -> Reply:
@@ -296,14 +301,17 @@ class Wire(asyncio.Protocol):
             return CommandRefused(f"{self.endpoint}: the server is older than Redis 6.2")
         return None
 
-    def _not_opened(self, error: OSError | OutcomeUnknown, connect_s: float) -> Unreachable:
+    def _not_opened(
+        self, error: OSError | OutcomeUnknown, connect_s: float, *, tls: bool
+    ) -> Unreachable:
         """Say why, knowing that nothing was asked yet."""
         cause = self._fault or error
         if isinstance(cause, ssl.SSLError):
             why = getattr(cause, "verify_message", "") or cause.reason or cause
             return TlsFailed(f"{self.endpoint}: {why}")
         if isinstance(cause, TimeoutError):
-            return Unreachable(f"{self.endpoint}: no answer within {connect_s:g} s")
+            hint = " (is it a TLS port?)" if tls and self._transport is None else ""
+            return Unreachable(f"{self.endpoint}: no answer within {connect_s:g} s{hint}")
         if isinstance(error, OutcomeUnknown):
             return Unreachable(str(error))
         return Unreachable(f"{self.endpoint}: {error.strerror or error}")
@@ -336,7 +344,7 @@ class Wire(asyncio.Protocol):
             self._buffered = 0
             return
         head, now = self._pending[0], self._loop.time()
-        buffered = self._transport.get_write_buffer_size()
+        buffered = _on_the_way(self._transport)
         if buffered < self._buffered:
             self._progress_at = now  # a slow link is not a dead one
         self._buffered = buffered
@@ -344,8 +352,9 @@ class Wire(asyncio.Protocol):
         if now >= due:
             self._end(f"no reply within {head.timeout_s:g} s")
         else:
-            # What follows a long read has a shorter limit, and becomes the head unseen.
-            self._set_timer(min(due, now + self._command_s))
+            # Half-way, to see whether bytes leave; and soon even during a long read, as what
+            # follows it has a shorter limit and becomes the head unseen.
+            self._set_timer(min(due, now + min(head.timeout_s, self._command_s) / 2))
 
     def _end(self, reason: str, *, abruptly: bool = True) -> None:
         """Fail what is outstanding, each with the truth about it. Later reasons do not count."""
@@ -371,6 +380,19 @@ class Wire(asyncio.Protocol):
                 self._transport.abort()
             else:
                 self._transport.close()
+
+
+def _on_the_way(transport: asyncio.Transport) -> int:
+    """Bytes that have not arrived at the other side, as far as the system can tell."""
+    size = transport.get_write_buffer_size()
+    peer: socket.socket = transport.get_extra_info("socket")
+    try:
+        (unacknowledged,) = struct.unpack(
+            "i", fcntl.ioctl(peer.fileno(), termios.TIOCOUTQ, b"0000")
+        )
+    except OSError:
+        return size
+    return size + unacknowledged
 
 
 def _text(value: Reply) -> Reply:
