@@ -106,7 +106,7 @@ async def test_any_bytes_survive(wire, namespace):
 
 
 async def test_a_reply_of_fifty_megabytes(wire, namespace):
-    value = random.Random(1).randbytes(1024) * 1024 * 50
+    value = random.Random(1).randbytes(1024) * 1024 * 50  # noqa: S311
     await wire.call("SET", f"{namespace}:huge", value)
     assert await wire.call("GET", f"{namespace}:huge") == value
     await wire.call("DEL", f"{namespace}:huge")
@@ -171,7 +171,7 @@ async def test_cancelled_callers_never_shift_the_replies_of_others(
     open_wire, valkey_server, fault_proxy, seed
 ):
     """The incident in which one user saw another's data: a reply left unread in the socket."""
-    chance = random.Random(seed)
+    chance = random.Random(seed)  # noqa: S311
     proxy = fault_proxy(valkey_server)
     wire = await open_wire(proxy)
     if seed == 1:
@@ -285,7 +285,6 @@ async def test_a_wire_that_is_dropped_leaves_no_warning(open_wire, valkey_server
         wire.send([("PING",)])
         wire.abort("enough")
         await eventually(lambda: wire.ended)
-        del wire
         gc.collect()
     assert caught == []
 

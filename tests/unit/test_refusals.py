@@ -36,8 +36,7 @@ LINES = [
      "replica.", ReadOnlyReplica),
     ("MASTERDOWN Link with MASTER is down and replica-serve-stale-data is set to 'no'.",
      ReadOnlyReplica),
-    ("UNBLOCKED force unblock from blocking operation, instance state changed "
-     "(master -> replica?)", ReadOnlyReplica),
+    ("UNBLOCKED force unblock from blocking operation, instance state changed", ReadOnlyReplica),
     ("UNBLOCKED client unblocked via CLIENT UNBLOCK", CommandRefused),
     ("LOADING Redis is loading the dataset in memory", StillLoading),
     ("MISCONF Errors writing to the AOF file: No space left on device", StorageFailing),
@@ -48,8 +47,8 @@ LINES = [
     ("NOAUTH Authentication required.", AuthenticationFailed),
     ("NOAUTH HELLO must be called with the client already authenticated", AuthenticationFailed),
     ("WRONGPASS invalid username-password pair or user is disabled.", AuthenticationFailed),
-    ("ERR AUTH <password> called without any password configured for the default user. Are you "
-     "sure your configuration is correct?", AuthenticationFailed),
+    ("ERR AUTH <password> called without any password configured for the default user.",
+     AuthenticationFailed),
     ("NOPERM this user has no permissions to access one of the keys used as arguments",
      PermissionRefused),
     ("DENIED Redis is running in protected mode because", PermissionRefused),

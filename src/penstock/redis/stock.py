@@ -51,4 +51,6 @@ def stock_client(address: Address, endpoint: Endpoint, settings: Settings) -> Re
             "ssl_keyfile": settings.tls.key_file,
             "ssl_check_hostname": settings.tls.check_hostname,
         }
-    return Redis(connection_pool=BlockingConnectionPool(**options))
+    return Redis.from_pool(
+        BlockingConnectionPool(**options)
+    )  # so that aclose() closes the pool too
