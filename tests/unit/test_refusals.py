@@ -51,6 +51,10 @@ LINES = [
      AuthenticationFailed),
     ("NOPERM this user has no permissions to access one of the keys used as arguments",
      PermissionRefused),
+    ("ERR ACL failure in script: User alice has no permissions to run the 'set' command",
+     PermissionRefused),
+    (WRAPPED + "@user_script:1: @user_script: 1: The user executing the script can't run this "
+     "command or subcommand", PermissionRefused),
     ("DENIED Redis is running in protected mode because", PermissionRefused),
     ("NOSCRIPT No matching script. Please use EVAL.", ScriptMissing),
     ("BUSY Redis is busy running a script. You can only call SCRIPT KILL or SHUTDOWN NOSAVE.",

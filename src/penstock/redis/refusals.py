@@ -46,6 +46,9 @@ _BY_CODE: dict[str, type[Rejected]] = {
 # (call to f_…), the place as @user_script:8, and only then -OOM and the rest.
 _INSIDE_SCRIPT = re.compile(r"@user_script: ?\d+: -?([A-Z]+) ")
 
+# What a script may not do is told without a code, before 7.0 and since.
+_FORBIDDEN_INSIDE_SCRIPT = re.compile(r"ACL failure in script|user executing the script can't")
+
 
 def refusal(text: str) -> Rejected:
     """Build the error for one error line. Nothing was written when the server answers with one.
@@ -60,6 +63,8 @@ def refusal(text: str) -> Rejected:
             return Unreachable(text)
         if "AUTH" in text and "password" in text:
             return AuthenticationFailed(text)
+        if _FORBIDDEN_INSIDE_SCRIPT.search(text):
+            return PermissionRefused(text)
         inside: list[str] = _INSIDE_SCRIPT.findall(text)
         code = inside[-1] if inside else code
     return _BY_CODE.get(code, CommandRefused)(text)
