@@ -18,7 +18,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from penstock.errors import EmbeddedError, StartFailed
@@ -39,10 +39,9 @@ _COURTESY_S = 3.0
 _LOOKING_S = 0.2
 # A unix socket's path must fit into 108 bytes (104 on macOS), its end included.
 _LONGEST_SOCKET_PATH = 100
+_LONGEST_PID = 10
 _FULL_DISK = 256 * 1024
 _LOADING = b"-LOADING"
-
-_Wait = Callable[[Callable[[], bool]], bool]
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,16 +78,20 @@ class Embedded:
 
     def attach(self) -> None:
         """Count as a user, and start the server unless it runs. May come twice."""
-        wait, detachments = self._waiting(), self._detachments
-        if not self._holds:
-            self._make_home()
-            hold = self._open("users.lock")
-            if not wait(lambda: _lock(hold, fcntl.LOCK_SH)):
-                os.close(hold)
-                raise StartFailed(f"the embedded server in {self.home} is still shutting down")
-            self._holds.append(hold)
-        self._ensure_running(wait)
-        if self._detachments != detachments:
+        patience = self._patience()
+        if self._holds:
+            self._ensure_running(patience)
+            return
+        self._make_home()
+        hold = self._open("users.lock")
+        try:
+            self._wait_for_users_lock(hold, patience)
+            self._ensure_running(patience)
+        except BaseException:
+            os.close(hold)
+            raise
+        self._holds.append(hold)
+        if not patience.wanted():
             self.detach()  # whoever wanted it has given up meanwhile
 
     def detach(self) -> None:
@@ -102,7 +105,7 @@ class Embedded:
 
     def ensure_running(self) -> None:
         """Return when the server answers; start it if nobody else is doing that already."""
-        self._ensure_running(self._waiting())
+        self._ensure_running(self._patience())
 
     def status(self) -> EmbeddedStatus:
         """Look without starting or changing anything."""
@@ -127,17 +130,17 @@ class Embedded:
         """
         if not self.home.is_dir():
             return False
-        deadline = time.monotonic() + timeout_s
         users = self._open("users.lock")
         try:
             # Held until the end, so that whoever wants to attach waits for it.
-            looked = min(deadline, time.monotonic() + _LOOKING_S)
-            if not force and not _until(lambda: _lock(users, fcntl.LOCK_EX), looked):
+            looking = _Patience(time.monotonic() + _LOOKING_S)
+            if not force and not looking.until(lambda: _lock(users, fcntl.LOCK_EX)):
                 raise EmbeddedError(f"the embedded server in {self.home} is in use")
             (self.home / "pinned").unlink(missing_ok=True)
             if not self._held("server.lock"):
                 return False
-            if not _until(lambda: self._ends(force=force), deadline):
+            ending = _Patience(time.monotonic() + timeout_s)
+            if not ending.until(lambda: self._ends(force=force)):
                 raise TimeoutError(
                     f"the embedded server in {self.home} did not end within {timeout_s:g} s; its "
                     f"keeper is process {self._keeper_pid()}"
@@ -146,30 +149,31 @@ class Embedded:
             os.close(users)
         return True
 
-    def _ensure_running(self, wait: _Wait) -> None:
+    def _wait_for_users_lock(self, hold: int, patience: _Patience) -> None:
+        if not patience.until(lambda: _lock(hold, fcntl.LOCK_SH)):
+            raise StartFailed(f"the embedded server in {self.home} is still shutting down")
+
+    def _ensure_running(self, patience: _Patience) -> None:
         if self._ready():
             return
         starter = self._open("start.lock")
         try:
-            patience = time.monotonic() + _COURTESY_S
-            wait(
-                lambda: (
-                    _lock(starter, fcntl.LOCK_EX) or self._ready() or time.monotonic() > patience
-                )
-            )
-            self._start(wait)
+            courtesy = replace(patience, deadline=time.monotonic() + _COURTESY_S)
+            courtesy.until(lambda: _lock(starter, fcntl.LOCK_EX) or self._ready())
+            self._start(patience)
         finally:
             os.close(starter)
 
-    def _start(self, wait: _Wait) -> None:
+    def _start(self, patience: _Patience) -> None:
         ours = False
         while not self._ready():
-            if not self._held("keeper.lock"):
-                if ours:
-                    raise StartFailed(self._why_it_ended())
-                ours = self._start_keeper()
-            if not wait(lambda: self._ready() or not self._held("keeper.lock")):
+            if patience.over:
                 raise StartFailed(self._why_it_is_late())
+            if not self._held("keeper.lock"):
+                if ours and (why := self._why_it_gave_up()):
+                    raise StartFailed(why)
+                ours = self._start_keeper()
+            patience.until(lambda: self._ready() or not self._held("keeper.lock"))
 
     def _ready(self) -> bool:
         """Whether the server answers and has a keeper. A refusal is an answer, unless it loads."""
@@ -180,19 +184,16 @@ class Embedded:
         """Tell the server to end; whether it has ended, and its keeper with it."""
         if _reply(self.socket, b"SHUTDOWN") == b"" and force:
             # Its users may have started another before we look: that one is not to be stopped.
-            _until(lambda: not self._held("server.lock"), time.monotonic() + _ANSWER_S)
+            keeper_ends = _Patience(time.monotonic() + _ANSWER_S)
+            keeper_ends.until(lambda: not self._held("server.lock"))
             return True
         return not self._held("server.lock")
 
-    def _waiting(self) -> _Wait:
+    def _patience(self) -> _Patience:
         """Begin to wait: for a start's time at most, and not beyond a `detach`."""
-        deadline = time.monotonic() + self._settings.start_timeout_s
         detachments = self._detachments
-
-        def wait(condition: Callable[[], bool]) -> bool:
-            return _until(condition, deadline, lambda: self._detachments != detachments)
-
-        return wait
+        deadline = time.monotonic() + self._settings.start_timeout_s
+        return _Patience(deadline, lambda: self._detachments == detachments)
 
     def _make_home(self) -> None:
         folder = Path(self.socket).parent
@@ -216,7 +217,7 @@ class Embedded:
         try:
             return os.open(self.home / name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         except OSError as error:
-            raise StartFailed(f"data directory {self.home}: {error.strerror}") from None
+            raise StartFailed(f"data directory {self.home}: {name}: {error.strerror}") from None
 
     def _held(self, name: str, kind: int = fcntl.LOCK_SH) -> bool:
         """Whether somebody holds a lock. Looking takes it for a moment, shared if that tells."""
@@ -225,7 +226,7 @@ class Embedded:
         except (FileNotFoundError, NotADirectoryError):
             return False
         except OSError as error:
-            raise StartFailed(f"data directory {self.home}: {error.strerror}") from None
+            raise StartFailed(f"data directory {self.home}: {name}: {error.strerror}") from None
         try:
             return not _lock(descriptor, kind)
         finally:
@@ -235,8 +236,8 @@ class Embedded:
         """For people only: the file may be older than the keeper."""
         if not self._held("keeper.lock"):
             return None
-        text = (self.home / "keeper.lock").read_text(errors="replace")
-        return int(text) if text.isdecimal() else None
+        text = (self.home / "keeper.lock").read_bytes()[:_LONGEST_PID]
+        return int(text) if text.isdigit() else None
 
     def _start_keeper(self) -> bool:
         """Start a keeper, which holds its lock when this returns; False if another was faster."""
@@ -282,17 +283,44 @@ class Embedded:
         what = f"the embedded server in {self.home} did not answer in time"
         if (_reply(self.socket) or b"").startswith(_LOADING):
             return f"{what}: it is still reading its data (setting embedded.start_timeout_s)"
-        return f"{what}: is it frozen? Its keeper is process {self._keeper_pid()}"
+        if pid := self._keeper_pid():
+            return f"{what}: is it frozen? Its keeper is process {pid}"
+        return f"{what}: its keeper does not stay"
 
-    def _why_it_ended(self) -> str:
+    def _why_it_gave_up(self) -> str | None:
+        """Words for a keeper whose server does not stay; None if the keeper was killed instead."""
         what = f"the embedded server in {self.home} ended right after its start"
         if shutil.disk_usage(self.home).free < _FULL_DISK:
             return f"{what}: the disk is full"
-        text = (self.home / "valkey.log").read_text(errors="replace")
-        lines = text.rpartition(keeper.BEGINNING)[2].strip().splitlines()
+        log = self.home / "valkey.log"
+        text = log.read_text(errors="replace") if log.is_file() else ""
+        text = text.rpartition(keeper.BEGINNING)[2]
+        if keeper.GIVING_UP not in text:
+            return None
+        lines = text.partition(keeper.GIVING_UP)[0].strip().splitlines()
         # The server marks with # what it wants to be seen.
         marked = [line.partition(" # ")[2] for line in lines if " # " in line]
         return f"{what}: {(marked or lines)[-1]}"
+
+
+@dataclass(frozen=True, slots=True)
+class _Patience:
+    """How long to wait, and whether anybody still wants it."""
+
+    deadline: float
+    wanted: Callable[[], bool] = lambda: True
+
+    @property
+    def over(self) -> bool:
+        return time.monotonic() >= self.deadline or not self.wanted()
+
+    def until(self, condition: Callable[[], bool]) -> bool:
+        """Wait for the condition; False if patience was over first."""
+        while not condition():
+            if self.over:
+                return False
+            time.sleep(_POLL_S)
+        return True
 
 
 def _reply(path: str, command: bytes = b"PING") -> bytes | None:
@@ -324,14 +352,4 @@ def _lock(descriptor: int, kind: int) -> bool:
         fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
-    return True
-
-
-def _until(
-    condition: Callable[[], bool], deadline: float, unwanted: Callable[[], bool] = lambda: False
-) -> bool:
-    while not condition():
-        if time.monotonic() >= deadline or unwanted():
-            return False
-        time.sleep(_POLL_S)
     return True

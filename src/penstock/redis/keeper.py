@@ -35,11 +35,14 @@ ANOTHER_IS_FASTER = 3
 """Exit code of a keeper that finds another one at work."""
 BEGINNING = "keeper begins"
 """First line of each keeper in the log."""
+GIVING_UP = "keeper gives up"
+"""Last line of a keeper whose server does not stay."""
 
 TICK_S = 0.25
 _PR_SET_PDEATHSIG = 1
 _OTHERS_LOOK_S = 1.0
 _SETTLED_S = 2.0
+_NO_SOCKET_S = 3.0
 _MOST_QUICK_DEATHS = 5
 _SHUTDOWN_S = 60.0
 _LARGEST_LOG = 1024 * 1024
@@ -87,12 +90,12 @@ class Keeper:
         os.close(output)
 
     def run(self) -> int:
-        print(BEGINNING, os.getpid(), flush=True)
+        _note(f"{BEGINNING} {os.getpid()}")
         os.ftruncate(self.keeper_lock, 0)
         os.pwrite(self.keeper_lock, str(os.getpid()).encode(), 0)
         self._listen()
         if not self._inherit_data():
-            print("an earlier server still holds the data", flush=True)
+            _note(f"an earlier server still holds the data\n{GIVING_UP}")
             return 1
         code = self._keep()
         if self._still_ours():
@@ -109,9 +112,10 @@ class Keeper:
                 self._shut_down(server)
             if server.returncode == 0:
                 break
-            print(f"the server ended with code {server.returncode}", flush=True)
+            _note(f"the server ended with code {server.returncode}")
             quick_deaths = quick_deaths + 1 if time.monotonic() - began < _SETTLED_S else 0
             if quick_deaths == _MOST_QUICK_DEATHS:
+                _note(GIVING_UP)
                 return 1
             self._rest(TICK_S * quick_deaths)
         return 0
@@ -170,24 +174,23 @@ class Keeper:
         and starts anew.
         """
         unused_since: float | None = None
-        listened, ticks_without_socket = False, 0
+        listened_at = time.monotonic()
         while not self.stopping and server.poll() is None:
             self._rest(TICK_S)
+            now = time.monotonic()
             if not self._still_ours():
-                print("the data directory was taken away", flush=True)
+                _note("the data directory was taken away")
                 server.kill()  # told to end it would remove the socket, perhaps of a successor
                 self.stopping = True
                 return
-            listens = self.socket.exists()
-            listened = listened or listens
-            ticks_without_socket = ticks_without_socket + 1 if listened and not listens else 0
-            if ticks_without_socket == 2:  # noqa: PLR2004  a server that ends removes it itself
-                print("somebody removed the socket", flush=True)
+            if self.socket.exists():
+                listened_at = now
+            elif now - listened_at > _NO_SOCKET_S:
+                _note("somebody removed the socket")
                 server.terminate()  # nobody can reach it any more; who needs it starts it again
             if (self.home / "pinned").exists() or not _lock(self.users_lock, fcntl.LOCK_EX):
                 unused_since = None
                 continue
-            now = time.monotonic()
             unused_since = unused_since or now
             if now - unused_since >= self.linger_s:
                 self.stopping = True
@@ -210,6 +213,11 @@ class Keeper:
             except subprocess.TimeoutExpired:
                 server.kill()
                 server.wait()
+
+
+def _note(text: str) -> None:
+    with suppress(OSError):  # a full disk ends no keeper
+        print(text, flush=True)
 
 
 def _lock(descriptor: int, kind: int) -> bool:

