@@ -185,6 +185,7 @@ class Node:
     async def _open(self) -> Wire:
         """Open one connection; the caller holds the door, so tries come one at a time."""
         if self._refused is not None and self._is_recent(self._refused_at):
+            await asyncio.sleep(0)  # else a caller that simply repeats would stop the whole loop
             raise type(self._refused)(*self._refused.args)
         self._fail_if_closed()
         self._counters.attempts += 1

@@ -44,8 +44,9 @@ _MORE = object()
 # Above this many unsent bytes callers wait: enough to keep the socket busy over a slow link.
 _UNSENT_HIGH = 1024 * 1024
 
-FRESH_S = 0.5
-"""What was opened less long ago than this is not opened anew: at most two tries a second."""
+FRESH_S = 0.55
+"""What was opened less long ago than this is not opened anew: at most two tries in any second,
+also for an observer whose clock reads a few milliseconds late."""
 
 
 class _Batch:

@@ -1,0 +1,301 @@
+"""Servers that go away and come back: nobody hammers them, nothing is sent twice."""
+
+import asyncio
+import logging
+
+import pytest
+import redis.exceptions
+
+from penstock.errors import (
+    AuthenticationFailed,
+    OutcomeUnknown,
+    ReadOnlyReplica,
+    ServerError,
+    Unreachable,
+)
+from penstock.redis.client import Client
+from penstock.redis.node import Role
+from penstock.redis.wire import FRESH_S
+from penstock.settings import Settings, TimeoutSettings
+from penstock.testing.eventually import eventually
+from penstock.testing.servers import free_port
+
+
+@pytest.fixture
+async def open_client():
+    opened = []
+
+    async def open_one(url, **settings):
+        client = Client(Settings(url=url, **settings))
+        opened.append(client)
+        await client.open()
+        return client
+
+    yield open_one
+    for client in opened:
+        await client.close()
+
+
+def now():
+    return asyncio.get_running_loop().time()
+
+
+async def answers(client, role=Role.DEFAULT):
+    try:
+        return await client.call("PING", role=role) == b"PONG"
+    except ServerError:
+        return False
+
+
+async def hammer(client, for_s, roles=tuple(Role)):
+    """Call without a pause by these roles; return the ends and the longest time one took."""
+    ends, longest, until = set(), 0.0, now() + for_s
+
+    async def caller(role):
+        nonlocal longest
+        while now() < until:
+            started = now()
+            try:
+                await client.call("PING", role=role)
+                ends.add(None)
+            except ServerError as error:
+                ends.add(type(error))
+            longest = max(longest, now() - started)
+
+    async with asyncio.TaskGroup() as callers:
+        for role in roles:
+            for _ in range(10):
+                callers.create_task(caller(role))
+    return ends, longest
+
+
+async def test_while_the_server_is_away_it_is_tried_twice_a_second_whoever_calls(
+    open_client, valkey_server, fault_proxy, caplog
+):
+    proxy = fault_proxy(valkey_server)
+    client = await open_client(proxy.url)
+    caplog.set_level(logging.DEBUG)
+    proxy.refuse()
+    proxy.cut(reset=True)
+    await eventually(lambda: not client._map.only.shared(Role.DEFAULT))
+    proxy.attempts.clear()
+    ends, longest = await hammer(client, 1.8)
+    assert ends == {Unreachable}
+    assert longest < 0.5
+    assert 3 <= len(proxy.attempts) <= 4
+    assert proxy.most_attempts_within(1.0) <= 2
+    assert client.counters.consecutive_failures == len(proxy.attempts)
+    assert [record.levelname for record in caplog.records if "connect" in record.message] == [
+        "WARNING"
+    ]
+    proxy.heal()
+    await eventually(lambda: answers(client), within_s=1)
+    assert client.counters.consecutive_failures == 0
+    assert 0 < client.counters.success_rate < 1
+
+
+async def test_a_server_that_hangs_up_on_everybody_is_not_hammered_either(
+    open_client, valkey_server, fault_proxy
+):
+    """Connecting works and the first command ends it: every call would connect again."""
+    proxy = fault_proxy(valkey_server)
+    client = await open_client(proxy.url)
+    proxy.cut_before("PING", times=None)
+    ends, _ = await hammer(client, 1.8, [Role.DEFAULT])
+    assert ends == {Unreachable, OutcomeUnknown}
+    assert 3 <= len(proxy.attempts) <= 5
+    assert proxy.most_attempts_within(0.9) <= 2
+    proxy.heal()
+    await eventually(lambda: answers(client), within_s=1)
+
+
+async def test_a_closed_port_is_answered_at_once_and_opened_again_is_found(
+    open_client, valkey_server, fault_proxy
+):
+    proxy = fault_proxy(valkey_server)
+    client = await open_client(proxy.url)
+    proxy.stop_listening()
+    proxy.cut()
+    started = now()
+    for _ in range(100):
+        with pytest.raises((Unreachable, OutcomeUnknown)):
+            await client.call("PING")
+    assert now() - started < 0.5
+    proxy.heal()
+    await eventually(lambda: answers(client), within_s=1)
+
+
+async def test_many_callers_of_a_silent_server_wait_for_one_try_together(
+    open_client, valkey_server, fault_proxy
+):
+    proxy = fault_proxy(valkey_server)
+    client = await open_client(proxy.url, timeouts=TimeoutSettings(connect_s=0.4, command_s=0.4))
+    proxy.blackhole()
+    started = now()
+    ends = await asyncio.gather(
+        *(client.call("PING", role=role) for role in Role for _ in range(20)),
+        return_exceptions=True,
+    )
+    assert {type(end) for end in ends} == {Unreachable, OutcomeUnknown}
+    assert now() - started < 1.2
+    assert proxy.most_attempts_within(1.0) <= 2 + 1  # and the one of the beginning
+    proxy.heal()
+    await eventually(lambda: answers(client), within_s=1)
+
+
+async def test_a_restarted_server_is_found_with_its_data_and_without_its_scripts(
+    open_client, start_server, namespace
+):
+    server = start_server()
+    client = await open_client(server.url)
+    await client.call("SET", f"{namespace}:key", "value")
+    await client.scripts.probe(probe=f"{namespace}:probe", token="t", ttl_ms=60_000)
+    server.kill()
+    with pytest.raises((Unreachable, OutcomeUnknown)):
+        await client.call("PING")
+    server.restart()
+    await eventually(lambda: answers(client), within_s=1)
+    assert await client.call("GET", f"{namespace}:key") == b"value"
+    assert await client.scripts.probe(probe=f"{namespace}:probe", token="t", ttl_ms=1_000) > 0
+
+
+async def test_what_was_confirmed_survives_a_storm_of_killed_connections(
+    open_client, start_server, fault_proxy
+):
+    server = start_server()
+    proxy = fault_proxy(server)
+    client = await open_client(proxy.url)
+    ends = {"confirmed": 0, "rejected": 0, "unknown": 0}
+    storm_over = asyncio.Event()
+
+    async def caller():
+        while not storm_over.is_set():
+            try:
+                await client.call("INCR", "count")
+                ends["confirmed"] += 1
+            except ServerError as error:
+                ends[error.outcome] += 1
+                await asyncio.sleep(0.001)  # a caller that has something else to do
+
+    async with asyncio.TaskGroup() as tasks:
+        for _ in range(20):
+            tasks.create_task(caller())
+        for _ in range(6):
+            seen = ends["confirmed"]
+            await eventually(lambda seen=seen: ends["confirmed"] > seen + 100)
+            server.command("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
+        storm_over.set()
+    assert ends["confirmed"] <= int(server.command("GET", "count"))
+    assert int(server.command("GET", "count")) <= ends["confirmed"] + ends["unknown"]
+    assert ends["unknown"] > 0
+    assert proxy.most_attempts_within(0.95) <= 2
+    await eventually(lambda: answers(client), within_s=1)
+
+
+async def test_a_rotated_password_in_a_file_counts_without_a_restart(
+    open_client, start_server, tmp_path
+):
+    server = start_server(password="first")
+    secret = tmp_path / "password"
+    secret.write_text("first\n")
+    client = await open_client(f"redis://127.0.0.1:{server.port}", password_file=str(secret))
+    server.command("CONFIG", "SET", "requirepass", "second")
+    server.password = "second"
+    assert await client.call("PING") == b"PONG"
+    server.command("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
+
+    async def refused():
+        try:
+            await client.call("PING")
+        except AuthenticationFailed:
+            return True
+        except ServerError:
+            return False
+
+    await eventually(refused)
+    secret.unlink()
+    await eventually(lambda: not client._map.only._is_recent(client._map.only._refused_at))
+    with pytest.raises(AuthenticationFailed, match="password_file"):
+        await client.call("PING")
+    secret.write_text("second\n")
+    await eventually(lambda: answers(client), within_s=1)
+
+
+@pytest.mark.parametrize("role", [Role.DEFAULT, Role.QUEUE])
+async def test_a_lost_reply_is_never_answered_by_sending_again(
+    open_client, valkey_server, fault_proxy, namespace, role
+):
+    proxy = fault_proxy(valkey_server)
+    client = await open_client(proxy.url)
+    rule = proxy.swallow("INCR")
+    with pytest.raises(OutcomeUnknown):
+        await client.call("INCR", f"{namespace}:one", role=role)
+    assert rule.hits == 1
+    await eventually(lambda: answers(client), within_s=1)
+    assert valkey_server.command("GET", f"{namespace}:one") == "1"
+
+    proxy.swallow("INCR")
+    await eventually(lambda: answers(client, role), within_s=1)
+    ends = await client.pipeline(
+        [("SET", f"{namespace}:before", 1), *[("INCR", f"{namespace}:two")] * 3], role=role
+    )
+    assert ends[0] == b"OK"
+    assert [type(end) for end in ends[1:]] == [OutcomeUnknown] * 3
+    await eventually(lambda: answers(client), within_s=1)
+    assert int(valkey_server.command("GET", f"{namespace}:two")) <= 3
+
+
+async def test_the_stock_client_does_not_send_again_either(
+    open_client, valkey_server, fault_proxy, namespace
+):
+    proxy = fault_proxy(valkey_server)
+    client = await open_client(proxy.url)
+    stock = await client.stock()
+    rule = proxy.swallow("INCRBY", times=None)
+    with pytest.raises(redis.exceptions.ConnectionError):
+        await stock.incr(f"{namespace}:one")
+    assert rule.hits == 1
+    with pytest.raises(redis.exceptions.ConnectionError):
+        await stock.pipeline(transaction=False).incr(f"{namespace}:two").execute()
+    assert rule.hits == 2
+    assert valkey_server.command("MGET", f"{namespace}:one", f"{namespace}:two") == ["1", "1"]
+    proxy.heal()
+    assert await stock.incr(f"{namespace}:one") == 2
+
+
+async def test_a_demoted_server_is_connected_to_anew_and_owed_replies_still_come(
+    open_client, start_server
+):
+    server = start_server()
+    client = await open_client(server.url)
+    wire = await client.wire()
+    before = await wire.call("CLIENT", "ID")
+    await eventually(lambda: now() - wire.opened_at > FRESH_S)
+    server.command("REPLICAOF", "127.0.0.1", free_port())
+    ends = await asyncio.gather(
+        *(client.call("SET", "key", "value") for _ in range(50)),
+        *(client.call("ECHO", "x") for _ in range(50)),
+        return_exceptions=True,
+    )
+    assert {type(end) for end in ends[:50]} == {ReadOnlyReplica}
+    assert ends[50:] == [b"x"] * 50
+    assert not wire.alive
+    await eventually(lambda: wire.ended)
+    server.command("REPLICAOF", "NO", "ONE")
+    assert await client.call("SET", "key", "value") == b"OK"
+    assert await client.call("CLIENT", "ID") != before
+
+
+async def test_writing_to_a_replica_again_and_again_does_not_mean_connecting_each_time(
+    open_client, start_server, fault_proxy
+):
+    server = start_server()
+    server.command("REPLICAOF", "127.0.0.1", free_port())
+    proxy = fault_proxy(server)
+    client = await open_client(proxy.url)
+    until = now() + 1.6
+    while now() < until:
+        with pytest.raises(ReadOnlyReplica):
+            await client.call("SET", "key", "value")
+    assert len(proxy.attempts) >= 3
+    assert proxy.most_attempts_within(0.95) <= 2
