@@ -113,7 +113,8 @@ class Worker:
         return Readiness(tuple(dict.fromkeys(reasons)))  # the watchdog's loops are services as well
 
     async def _run_all(self) -> None:
-        logger.info("worker started: %d services", len(self._work))
+        names = ", ".join(service.name for service in self._work)
+        logger.info("started: %s", names or "nothing is registered yet, waiting to be stopped")
         try:
             async with asyncio.TaskGroup() as support:
                 helpers = [
@@ -130,7 +131,7 @@ class Worker:
         except* Exception as failed:  # noqa: BLE001  it becomes the exit code
             for error in failed.exceptions:
                 self._note_failure("support", error)
-        logger.info("worker stopped")
+        logger.info("stopped")
 
     async def _do_work(self) -> None:
         async with asyncio.TaskGroup() as group:
