@@ -7,7 +7,7 @@ ever. The questions go over the same wires as everything else.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Callable, Coroutine, Iterator
 from typing import Any, Protocol, cast
 
 from penstock.errors import (
@@ -192,10 +192,14 @@ class ClusterMap:
             failure = ClusterDown(f"{node.endpoint}: no slot has an owner")
         raise failure or Unreachable("no cluster node is known")
 
-    def _likely(self) -> Iterable[Node]:
-        """Nodes to ask: those under suspicion last, those with an open connection first."""
-        nodes = dict.fromkeys([*self._nodes.values(), *map(self._at, self._seeds)])
-        return sorted(nodes, key=lambda node: (node in self._suspects, *_unfitness(node)))
+    def _likely(self) -> Iterator[Node]:
+        """Nodes to ask: those with an open connection first, those under suspicion late."""
+        yield from sorted(
+            self._nodes.values(), key=lambda node: (node in self._suspects, *_unfitness(node))
+        )
+        for seed in self._seeds:
+            if seed not in self._nodes:
+                yield self._at(seed)
 
     def _forget_others(self) -> None:
         for place, node in list(self._nodes.items()):
