@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from penstock.errors import BinaryMissing, EmbeddedError
-from penstock.redis import binary
+from penstock.redis import binary, keeper
 from penstock.redis.embedded import Embedded
 from penstock.settings import EmbeddedSettings
 from penstock.testing.processes import is_alive, processes_in
@@ -92,12 +92,12 @@ def embed(home):
         embedded.detach()
 
 
-def test_it_persists_every_second_evicts_nothing_and_listens_on_its_socket_only(embed):
+def test_it_appends_every_write_evicts_nothing_and_listens_on_its_socket_only(embed):
     embedded = embed()
     embedded.attach()
     expected = {
         "appendonly": "yes",
-        "appendfsync": "everysec",
+        "appendfsync": "no",  # the keeper syncs
         "maxmemory-policy": "noeviction",
         "save": "",
         "port": "0",
@@ -105,6 +105,37 @@ def test_it_persists_every_second_evicts_nothing_and_listens_on_its_socket_only(
     assert {name: ask(embedded, "CONFIG", "GET", name)[1] for name in expected} == expected
     assert stat.S_IMODE(Path(embedded.socket).stat().st_mode) == 0o700
     assert stat.S_IMODE(embedded.home.stat().st_mode) == 0o700
+
+
+def test_the_keeper_syncs_what_was_appended_once_a_second(monkeypatch, home):
+    synced, now = [], [100.0]
+    monkeypatch.setattr(keeper.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(keeper, "_sync_file", synced.append)
+    log = home / "appendonlydir" / "appendonly.aof.7.incr.aof"
+    log.parent.mkdir(parents=True)
+    kept = {"home": str(home), "socket": "s", "log": "l", "command": [], "linger_s": 0}
+    syncing, resting = keeper.Keeper(kept | {"syncs": True}), keeper.Keeper(kept | {"syncs": False})
+    for moment, size, expected in [
+        (100.0, 10, [log]),
+        (100.5, 20, []),
+        (101.1, 20, [log]),
+        (102.2, 20, []),
+        (103.3, 30, [log]),
+    ]:
+        now[0] = moment
+        log.write_bytes(b"x" * size)
+        synced.clear()
+        syncing._sync()
+        resting._sync()
+        assert synced == expected, moment
+
+
+def test_a_sync_reaches_the_disk(tmp_path):
+    file = tmp_path / "log"
+    file.write_bytes(b"x")
+    keeper._sync_file(file)
+    with pytest.raises(FileNotFoundError):
+        keeper._sync_file(tmp_path / "none")
 
 
 def test_it_listens_on_a_port_of_this_machine_if_asked_to(embed):

@@ -245,6 +245,7 @@ class Embedded:
             "home": str(self.home),
             "socket": self.socket,
             "linger_s": self._settings.linger_s,
+            "syncs": self._settings.appendfsync == "everysec",
             "log": str(self.home / "valkey.log"),
             "command": self._command(),
         }
@@ -272,7 +273,8 @@ class Embedded:
             "unixsocketperm": "700",
             "dir": str(self.home),
             "appendonly": "yes",
-            "appendfsync": self._settings.appendfsync,
+            # The keeper syncs every second, and says why it is not the server.
+            "appendfsync": "always" if self._settings.appendfsync == "always" else "no",
             "save": "",
             "maxmemory": self._settings.maxmemory,
             "maxmemory-policy": "noeviction",

@@ -10,6 +10,12 @@ releases with their process however that ends; what the files hold decides nothi
                  means that nothing writes to the data any more
     users.lock   shared by every process that uses the server; free means that nobody does
 
+Every second it syncs what the server has appended to its file. Valkey's own `appendfsync everysec`
+is not used: while a sync is under way it holds back, for up to two seconds, writes that it has
+already confirmed, and a server killed meanwhile loses them. With `appendfsync no` every write is
+with the kernel before it is confirmed, so only a crash of the machine costs anything: the last
+second.
+
 A server that dies is started again. One that was told to end (SHUTDOWN, SIGTERM) ends its keeper as
 well. Without users the server is shut down after `linger_s`, unless the file `pinned` says that it
 was started to stay.
@@ -39,6 +45,7 @@ GIVING_UP = "keeper gives up"
 """Last line of a keeper whose server does not stay."""
 
 TICK_S = 0.25
+_SYNC_S = 1.0
 _PR_SET_PDEATHSIG = 1
 _OTHERS_LOOK_S = 1.0
 _SETTLED_S = 2.0
@@ -57,6 +64,9 @@ class Keeper:
         self.log = Path(config["log"])
         self.command: list[str] = config["command"]
         self.linger_s = float(config["linger_s"])
+        self.syncs = bool(config["syncs"])
+        self.synced: dict[Path, int] = {}
+        self.sync_at = 0.0
         self.stopping = False
         self.server_lock = self._open("server.lock")
         self.users_lock = self._open("users.lock")
@@ -177,6 +187,7 @@ class Keeper:
         listened_at = time.monotonic()
         while not self.stopping and server.poll() is None:
             self._rest(TICK_S)
+            self._sync()
             now = time.monotonic()
             if not self._still_ours():
                 _note("the data directory was taken away")
@@ -197,6 +208,20 @@ class Keeper:
             else:
                 fcntl.flock(self.users_lock, fcntl.LOCK_UN)
 
+    def _sync(self) -> None:
+        """Bring what was appended to the disk, once a second. A slow disk only makes us late."""
+        if not self.syncs or time.monotonic() < self.sync_at:
+            return
+        try:
+            for log in (self.home / "appendonlydir").glob("*.incr.aof"):
+                size = log.stat().st_size
+                if self.synced.get(log) != size:
+                    _sync_file(log)
+                    self.synced[log] = size
+        except OSError as error:
+            _note(f"the data could not be synced: {error.strerror}")
+        self.sync_at = time.monotonic() + _SYNC_S
+
     def _still_ours(self) -> bool:
         """Whether the lock we hold is the one that others look at."""
         try:
@@ -213,6 +238,17 @@ class Keeper:
             except subprocess.TimeoutExpired:
                 server.kill()
                 server.wait()
+
+
+def _sync_file(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        if sys.platform == "linux":
+            os.fdatasync(descriptor)
+        else:
+            os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def _note(text: str) -> None:
