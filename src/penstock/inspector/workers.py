@@ -32,7 +32,7 @@ async def list_workers(client: Client) -> list[WorkerView]:
         client, [("ZRANGE", keys.heartbeats, 0, -1, "REV", "WITHSCORES"), ("TIME",)]
     )
     now_ms = int(now[0]) * 1000 + int(now[1]) // 1000
-    ids = [row.decode() for row in rows[::2]]
+    ids = [row.decode(errors="backslashreplace") for row in rows[::2]]
     records = await _ask(client, [("HGET", keys.info(id_), "about") for id_ in ids])
     return [
         WorkerView(

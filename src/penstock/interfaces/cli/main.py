@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import io
 import logging
-import os
 import sys
 from collections.abc import Callable, Coroutine
 from functools import update_wrapper
@@ -96,9 +95,5 @@ def main() -> None:
         fail(f"{error.format_message()} (try --help)", ExitCode(error.exit_code))
     except (click.Abort, KeyboardInterrupt):
         sys.exit(ExitCode.INTERRUPTED)
-    except BrokenPipeError:
-        # Whoever read our output left; nothing to complain about, now or when Python flushes.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(ExitCode.OK)
     except (PenstockError, OSError) as error:
         fail(str(error), exit_code(error))

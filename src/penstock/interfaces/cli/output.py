@@ -73,19 +73,28 @@ def say(text: str, *, bold: bool = False, err: bool = False) -> None:
     Data may hold line breaks and escape sequences; they are shown, not obeyed. Passwords are not.
     """
     plain = bool(os.environ.get("NO_COLOR")) or os.environ.get("TERM") == "dumb"
-    click.secho(cleaned(text), bold=bold, err=err, color=False if plain else None)
+    _write(click.style(cleaned(text), bold=bold or None), err=err, color=False if plain else None)
 
 
 def say_json(value: Any, *, indent: int = 2) -> None:
     """Print one JSON document for programs; without `indent`, on one line."""
     encoded = msgspec.json.encode(value)
-    click.echo((msgspec.json.format(encoded, indent=indent) if indent else encoded).decode())
+    _write((msgspec.json.format(encoded, indent=indent) if indent else encoded).decode())
 
 
 def fail(message: str, code: ExitCode) -> NoReturn:
     """One line on standard error, then out."""
     say(f"penstock: {message}", err=True)
     sys.exit(code)
+
+
+def _write(text: str, *, err: bool = False, color: bool | None = None) -> None:
+    try:
+        click.echo(text, err=err, color=color)
+    except BrokenPipeError:
+        # Whoever read our output left (`| head`). Nothing to complain about, now or when Python
+        # flushes, and the exit code stays that of the command.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), (sys.stderr if err else sys.stdout).fileno())
 
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON for programs.")
