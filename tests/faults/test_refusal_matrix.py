@@ -104,7 +104,7 @@ def allow(*rules):
 def load_slowly(server):
     """Restart with data that takes long to read."""
     if server.command("DBSIZE") == 0:
-        server.command("DEBUG", "POPULATE", 400, "filler", 100_000)
+        server.command("DEBUG", "POPULATE", 250, "filler", 100_000)
         server.command("BGREWRITEAOF")
         wait_until(
             lambda: (

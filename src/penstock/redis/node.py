@@ -179,8 +179,13 @@ class Node:
     def _note_end(self, wire: Wire) -> None:
         """Count what breaks as soon as it is opened as a refusal, lest we open without end."""
         if self._is_recent(wire.opened_at):
-            self._refused = Unreachable(f"{self.endpoint}: {wire.reason}")
-            self._refused_at = wire.opened_at
+            self._note_refusal(Unreachable(f"{self.endpoint}: {wire.reason}"), wire.opened_at)
+
+    def _note_refusal(self, error: ServerError, at: float) -> None:
+        self._counters.failures += 1
+        self._counters.consecutive_failures += 1
+        self._refused, self._refused_at = error, at
+        quiet.warning(f"{self.endpoint} {type(error).__name__}", "cannot connect: %s", error)
 
     async def _open(self) -> Wire:
         """Open one connection; the caller holds the door, so tries come one at a time."""
@@ -192,10 +197,7 @@ class Node:
         try:
             wire = await self._connect(self.endpoint)
         except ServerError as error:
-            self._counters.failures += 1
-            self._counters.consecutive_failures += 1
-            self._refused, self._refused_at = error, asyncio.get_running_loop().time()
-            quiet.warning(f"{self.endpoint} {type(error).__name__}", "cannot connect: %s", error)
+            self._note_refusal(error, asyncio.get_running_loop().time())
             raise
         if self._closed:
             wire.abort("it was closed")
