@@ -23,8 +23,10 @@ PENSTOCK = [sys.executable, "-m", "penstock"]
 ON_TERMINAL = [
     sys.executable,
     "-c",
-    "import fcntl, os, sys, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0); "
-    "os.execv(sys.executable, [sys.executable, '-m', 'penstock', *sys.argv[1:]])",
+    (
+        "import fcntl, os, sys, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0); "
+        "os.execv(sys.executable, [sys.executable, '-m', 'penstock', *sys.argv[1:]])"
+    ),
 ]
 LINGER_S = 0.2
 
