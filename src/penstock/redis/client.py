@@ -83,6 +83,7 @@ class Client:
         self._cluster: ClusterMap | None = None
         self._made: list[Node] = []
         self._stock: tuple[Endpoint, Redis] | None = None
+        self._inherited: object = None
         self._pid = 0
 
     def __repr__(self) -> str:
@@ -108,8 +109,9 @@ class Client:
         if self._map is not None and self._pid == os.getpid():
             return
         self._pid = os.getpid()
-        self._made.clear()  # after a fork they, and the other client, are the parent's
-        self._stock = None
+        # After a fork these are the parent's: kept, so that nothing closes them here, never used.
+        self._inherited = (self._made, self._stock)
+        self._made, self._stock = [], None
         self._map = self._make_map()
         try:
             self._connector.check_files()
@@ -143,8 +145,8 @@ class Client:
         A command that blocks goes by `Role.QUEUE` and says with `timeout_s` how long it may take,
         its own limit and a margin for the way.
         """
-        if command[0] in _NOT_SHARED:
-            raise _not_shared(command)
+        if not command or command[0] in _NOT_SHARED:
+            raise _unfit(command)
         nodes = self._nodes()
         if self._cluster is not None:
             reply = (await self._routed(self._cluster, (command,), role, timeout_s))[0]
@@ -165,8 +167,8 @@ class Client:
         """Send `commands` in one go to each node concerned; each has its own end in the list."""
         nodes = self._nodes()
         for command in commands:
-            if command[0] in _NOT_SHARED:
-                raise _not_shared(command)
+            if not command or command[0] in _NOT_SHARED:
+                raise _unfit(command)
         if self._cluster is not None:
             return await self._routed(self._cluster, commands, role, timeout_s)
         try:
@@ -322,11 +324,11 @@ class Client:
         targets: dict[int, tuple[Node, bool]] = {}
         early = False
         for place, (error, asked) in redirects.items():
-            if str(error).startswith("TRYAGAIN"):
+            if str(error).startswith(("MOVED ", "ASK ")):
+                targets[place] = cluster.redirected(error, asked)
+            else:
                 early = True
                 targets[place] = (asked, False)
-            else:
-                targets[place] = cluster.redirected(error, asked)
         if early:
             await asyncio.sleep(_TRY_AGAIN_S)
         return targets
@@ -370,7 +372,9 @@ class Client:
         return node
 
 
-def _not_shared(command: Command) -> CommandRefused:
+def _unfit(command: Command) -> Exception:
+    if not command:
+        return ValueError("an empty command would get no reply")
     return CommandRefused(
         f"{command[0]!r} would change the connection for all who share it: use stock(), or lease()"
     )

@@ -7,6 +7,7 @@ import asyncio
 from penstock.errors import (
     AddressError,
     AuthenticationFailed,
+    EmbeddedError,
     PenstockError,
     ReadOnlyReplica,
     SettingError,
@@ -54,7 +55,10 @@ class Connector:
         except Unreachable:
             if self._embedded is None:
                 raise
-            await asyncio.to_thread(self._embedded.ensure_running)
+            try:
+                await asyncio.to_thread(self._embedded.ensure_running)
+            except EmbeddedError as error:
+                raise Unreachable(str(error)) from error
             wire = await self._open(endpoint, self._credentials(), self._address.database)
         if error := self._mismatch(wire):
             wire.abort("it is not the server that was meant")

@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from enum import StrEnum
 
-from penstock.errors import PoolExhausted, ServerError, Unreachable
+from penstock.errors import PenstockError, PoolExhausted, Unreachable
 from penstock.quiet import RateLimitedLog
 from penstock.redis.address import Endpoint
 from penstock.redis.wire import FRESH_S, Wire
@@ -68,7 +68,7 @@ class Node:
         self._lent: set[Wire] = set()
         self._places = {role: asyncio.Semaphore(self._most_leases(role)) for role in Role}
         self._door = asyncio.Lock()
-        self._refused: ServerError | None = None
+        self._refused: PenstockError | None = None
         self._refused_at = 0.0
         self._closed = False
 
@@ -178,10 +178,10 @@ class Node:
 
     def _note_end(self, wire: Wire) -> None:
         """Count what breaks as soon as it is opened as a refusal, lest we open without end."""
-        if self._is_recent(wire.opened_at):
+        if self._is_recent(wire.opened_at) and not self._closed:
             self._note_refusal(Unreachable(f"{self.endpoint}: {wire.reason}"), wire.opened_at)
 
-    def _note_refusal(self, error: ServerError, at: float) -> None:
+    def _note_refusal(self, error: PenstockError, at: float) -> None:
         self._counters.failures += 1
         self._counters.consecutive_failures += 1
         self._refused, self._refused_at = error, at
@@ -196,7 +196,7 @@ class Node:
         self._counters.attempts += 1
         try:
             wire = await self._connect(self.endpoint)
-        except ServerError as error:
+        except PenstockError as error:
             self._note_refusal(error, asyncio.get_running_loop().time())
             raise
         if self._closed:
