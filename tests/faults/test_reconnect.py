@@ -2,12 +2,14 @@
 
 import asyncio
 import logging
+import random
 
 import pytest
 import redis.exceptions
 
 from penstock.errors import (
     AuthenticationFailed,
+    Outcome,
     OutcomeUnknown,
     ReadOnlyReplica,
     ServerError,
@@ -299,3 +301,57 @@ async def test_writing_to_a_replica_again_and_again_does_not_mean_connecting_eac
             await client.call("SET", "key", "value")
     assert len(proxy.attempts) >= 3
     assert proxy.most_attempts_within(0.95) <= 2
+
+
+@pytest.mark.torture
+@pytest.mark.parametrize("seed", range(3))
+async def test_through_any_weather_the_counts_are_what_was_promised(
+    open_client, start_server, fault_proxy, seed
+):
+    """Random faults for a while: confirmed is there, rejected is not, no reply is another's."""
+    chance = random.Random(seed)  # noqa: S311
+    server = start_server()
+    proxy = fault_proxy(server)
+    client = await open_client(proxy.url, timeouts=TimeoutSettings(connect_s=0.3, command_s=0.3))
+    ends = [dict.fromkeys(Outcome, 0) for _ in range(40)]
+    over = asyncio.Event()
+
+    async def caller(number):
+        role = chance.choice(list(Role))
+        while not over.is_set():
+            try:
+                async with asyncio.timeout(chance.choice([None, None, 0.005])):
+                    nonce = f"{number}:{chance.random()}"
+                    assert await client.call("ECHO", nonce, role=role) == nonce.encode()
+            except (TimeoutError, ServerError):
+                pass
+            for end in await client.pipeline([("INCR", f"count:{number}")] * 3, role=role):
+                outcome = end.outcome if isinstance(end, ServerError) else Outcome.CONFIRMED
+                ends[number][outcome] += 1
+            await asyncio.sleep(0)
+
+    faults = [
+        lambda: proxy.latency(chance.random() / 20),
+        lambda: proxy.cut(reset=chance.random() < 0.5),
+        lambda: proxy.reset_after(chance.randrange(3_000), way="to_client"),
+        lambda: proxy.reset_after(chance.randrange(3_000), way="to_server"),
+        lambda: proxy.swallow("INCR", times=chance.randrange(1, 5)),
+        lambda: proxy.cut_before("INCR", times=chance.randrange(1, 5)),
+        lambda: proxy.blackhole(way=chance.choice(["to_client", "to_server"])),
+        lambda: proxy.bytewise(way="to_client"),
+        proxy.refuse,
+    ]
+    async with asyncio.TaskGroup() as tasks:
+        for number in range(len(ends)):
+            tasks.create_task(caller(number))
+        for _ in range(30):
+            chance.choice(faults)()
+            await asyncio.sleep(chance.random() / 2)  # the weather's own pace
+            proxy.heal()
+            await eventually(lambda: answers(client), within_s=3)
+        over.set()
+    for number, counted in enumerate(ends):
+        stored = int(server.command("GET", f"count:{number}") or 0)
+        assert counted["confirmed"] <= stored <= counted["confirmed"] + counted["unknown"]
+    assert sum(counted["unknown"] for counted in ends) > 0
+    assert sum(counted["confirmed"] for counted in ends) > 1_000
