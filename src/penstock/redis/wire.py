@@ -314,7 +314,10 @@ class Wire(asyncio.Protocol):
             hint = " (is it a TLS port?)" if tls and self._transport is None else ""
             return Unreachable(f"{self.endpoint}: no answer within {connect_s:g} s{hint}")
         if isinstance(error, OutcomeUnknown):
-            return Unreachable(str(error))
+            # A server that wants a certificate says so only after the handshake, and its word is
+            # lost if the reset overtakes it.
+            hint = " (over TLS: does it demand a client certificate?)" if tls else ""
+            return Unreachable(f"{error}{hint}")
         return Unreachable(f"{self.endpoint}: {error.strerror or error}")
 
     def _refusal(self, text: str) -> Rejected:
