@@ -20,8 +20,7 @@ from penstock.errors import (
     Unreachable,
 )
 from penstock.redis.address import Address, Endpoint, Topology, parse_address
-from penstock.redis.connector import Connector, parse_version
-from penstock.redis.embedded import Embedded
+from penstock.redis.connector import Connector
 from penstock.redis.keys import Keys
 from penstock.redis.node import Counters, Node, Role
 from penstock.redis.retry import with_retry
@@ -35,7 +34,9 @@ from penstock.settings import Settings
 if TYPE_CHECKING:
     from redis.asyncio import Redis
 
-__all__ = ["Client", "parse_version"]
+    from penstock.redis.embedded import Embedded
+
+__all__ = ["Client"]
 
 T = TypeVar("T")
 
@@ -71,6 +72,9 @@ class Client:
         self.settings = settings
         self.embedded: Embedded | None = None
         if settings.url is None:
+            # What starts processes takes a while to import, and most programs have an address.
+            from penstock.redis.embedded import Embedded  # noqa: PLC0415
+
             self.embedded = Embedded(settings.home_path, settings.embedded)
             self.address = Address(Topology.SINGLE, (self.embedded.endpoint,))
         else:

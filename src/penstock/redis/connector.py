@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import TYPE_CHECKING
 
 from penstock.errors import (
     AddressError,
@@ -22,11 +23,13 @@ from penstock.redis.address import (
     parse_address,
     tls_context,
 )
-from penstock.redis.embedded import Embedded
 from penstock.redis.wire import Wire
 from penstock.settings import Settings
 
-__all__ = ["Connector"]
+if TYPE_CHECKING:
+    from penstock.redis.embedded import Embedded
+
+__all__ = ["Connector", "parse_version"]
 
 
 class Connector:

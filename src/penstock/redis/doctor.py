@@ -11,7 +11,8 @@ import msgspec
 
 from penstock.clock import SYSTEM_CLOCK, Clock
 from penstock.errors import ServerError
-from penstock.redis.client import Client, parse_version
+from penstock.redis.client import Client
+from penstock.redis.connector import parse_version
 from penstock.redis.health import check_health, read_info
 from penstock.redis.keys import Family, Ttl, classify
 from penstock.redis.node import Node, Role
