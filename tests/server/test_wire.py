@@ -302,3 +302,14 @@ async def test_users_and_passwords(open_wire, start_server):
             await open_wire(server, credentials=Credentials(username, password))
         assert "secret" not in str(raised.value)
         assert "wrong" not in str(raised.value)
+
+
+async def test_closing_lets_what_was_sent_leave_first(open_wire, valkey_server, namespace):
+    wire = await open_wire(valkey_server)
+    large = b"x" * 8_000_000
+    owed = wire.send([("SET", f"{namespace}:large", large)])
+    await wire.close()
+    assert wire.ended
+    [reply] = await owed
+    assert isinstance(reply, OutcomeUnknown)
+    await eventually(lambda: valkey_server.command("STRLEN", f"{namespace}:large") == len(large))

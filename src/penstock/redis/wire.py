@@ -218,7 +218,8 @@ class Wire(asyncio.Protocol):
             try:
                 await asyncio.wait([self._ended], timeout=self._command_s)
             finally:
-                self._transport.abort()
+                if not self.ended:  # asyncio breaks on the abort of what has ended
+                    self._transport.abort()
 
     # asyncio's side
 
