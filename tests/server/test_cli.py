@@ -11,6 +11,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -196,9 +197,15 @@ def test_no_command_shows_the_help_and_asks_which(penstock):
     assert "health" in done.stdout
 
 
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
+def all_refused(penstock, code, cases):
+    """Many short commands, some at a time; each case is arguments, environment and the words."""
+    with ThreadPoolExecutor(4) as pool:
+        ends = pool.map(lambda case: penstock(*case[0], **case[1]), cases)
+    return all(refused(done, code, case[2]) for done, case in zip(ends, cases, strict=True))
+
+
+def test_wrong_usage(penstock):
+    cases = [
         (["helth"], "No such command 'helth'"),
         (["server", "explode"], "No such command 'explode'"),
         (["--colour"], "No such option '--colour'"),
@@ -206,15 +213,12 @@ def test_no_command_shows_the_help_and_asks_which(penstock):
         (["health", "now"], "unexpected extra argument"),
         (["--url"], "requires an argument"),
         (["--", "--url"], "'--url'"),
-    ],
-)
-def test_wrong_usage(penstock, arguments, words):
-    assert refused(penstock(*arguments), 2, words)
+    ]
+    assert all_refused(penstock, 2, [(arguments, {}, words) for arguments, words in cases])
 
 
-@pytest.mark.parametrize(
-    ("url", "words"),
-    [
+def test_an_address_that_cannot_be_read(penstock):
+    cases = [
         (f"http://user:{SECRET}@host", "http:// is not one of redis"),
         (f"{SECRET}", "no scheme is not one of redis"),
         ("", "no scheme"),
@@ -226,11 +230,13 @@ def test_wrong_usage(penstock, arguments, words):
         (f"unix://:{SECRET}@relative/path", "absolute path"),
         ("redis+sentinel://host", "names the service"),
         ("redis://a,b", "several hosts"),
-    ],
-)
-def test_an_address_that_cannot_be_read(penstock, url, words):
-    assert refused(penstock("--url", url, "health"), 3, words)
-    assert refused(penstock("workers", PENSTOCK_URL=url), 3, words)
+    ]
+    cases = [(["health"], {"PENSTOCK_URL": url}, words) for url, words in cases]
+    assert all_refused(penstock, 3, cases)
+
+
+def test_an_address_on_the_command_line_that_cannot_be_read(penstock):
+    assert refused(penstock("--url", f"http://:{SECRET}@host", "workers"), 3, "is not one of")
 
 
 def test_a_closed_port(penstock):
@@ -295,7 +301,6 @@ def test_a_data_directory_that_cannot_be_used(penstock, tmp_path):
     for place in ("file", "file/below"):
         done = penstock("--home", place, "doctor")
         assert refused(done, 4, f"data directory {tmp_path}/{place}")
-        assert refused(penstock("--home", place, "server", "start"), 4)
     health = penstock("--home", "file", "health")
     assert health.returncode == 4
     assert "StartFailed" in health.stdout
@@ -320,9 +325,10 @@ APPLICATIONS = {
 }
 
 
-@pytest.mark.parametrize(
-    ("application", "words"),
-    [
+def test_an_application_that_cannot_be_had(penstock, tmp_path):
+    for name, text in APPLICATIONS.items():
+        (tmp_path / name).write_text(text)
+    cases = [
         ("good", "expected MODULE:NAME, as in shop:app"),
         (":app", "expected MODULE:NAME"),
         ("good:", "expected MODULE:NAME"),
@@ -336,12 +342,9 @@ APPLICATIONS = {
         ("typo:app", "SyntaxError"),
         ("unset:app", "nonsense:// is not one of"),
         ("..:app", "'..:app'"),
-    ],
-)
-def test_an_application_that_cannot_be_had(penstock, tmp_path, application, words):
-    for name, text in APPLICATIONS.items():
-        (tmp_path / name).write_text(text)
-    assert refused(penstock("worker", application), 3, words)
+    ]
+    cases = [(["worker", application], {}, words) for application, words in cases]
+    assert all_refused(penstock, 3, cases)
 
 
 # What may happen meanwhile
@@ -394,9 +397,9 @@ def test_a_stop_that_takes_too_long(penstock, home, tmp_path):
 
 
 def test_a_reader_that_leaves_is_no_error(penstock, home, tmp_path):
-    for _ in range(3):
+    for command in (["doctor"], ["health", "--json"]):
         process = subprocess.Popen(
-            [*MODULE, "doctor"],
+            [*MODULE, *command],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,

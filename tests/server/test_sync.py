@@ -366,7 +366,7 @@ def test_a_fork_in_the_midst_of_other_threads_calls_harms_nobody(app):
 
 def test_a_fork_during_the_opening_harms_nobody(valkey_server, fault_proxy):
     proxy = fault_proxy(valkey_server)
-    proxy.latency(0.2)
+    proxy.latency(0.05)
     app = sync.Penstock(f"redis://127.0.0.1:{proxy.address[1]}")
     opening = threading.Thread(target=app.open)
     opening.start()

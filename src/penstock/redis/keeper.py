@@ -50,7 +50,9 @@ _PR_SET_PDEATHSIG = 1
 _OTHERS_LOOK_S = 1.0
 _SETTLED_S = 2.0
 _NO_SOCKET_S = 3.0
-_MOST_QUICK_DEATHS = 5
+# A server that ends by itself right after its start would do so again; one that is killed may not.
+_MOST_QUICK_ENDS = 3
+_MOST_QUICK_KILLS = 6
 _SHUTDOWN_S = 60.0
 _LARGEST_LOG = 1024 * 1024
 
@@ -124,7 +126,7 @@ class Keeper:
                 break
             _note(f"the server ended with code {server.returncode}")
             quick_deaths = quick_deaths + 1 if time.monotonic() - began < _SETTLED_S else 0
-            if quick_deaths == _MOST_QUICK_DEATHS:
+            if quick_deaths >= (_MOST_QUICK_ENDS if server.returncode > 0 else _MOST_QUICK_KILLS):
                 _note(GIVING_UP)
                 return 1
             self._rest(TICK_S * quick_deaths)
