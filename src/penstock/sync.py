@@ -89,13 +89,18 @@ class _Portal:
                 raise self._failure
 
     def _serve(self) -> None:
+        # Not asyncio.run, which starts a thread to end its executor: from Python 3.12 on that
+        # fails at the interpreter's exit, just when a program that never closes relies on us.
+        loop = asyncio.new_event_loop()
         try:
-            asyncio.run(self._live())
+            loop.run_until_complete(self._live())
         except BaseException as error:  # noqa: BLE001  it is raised where somebody waits for it
             if self._opened.done():
                 self._failure = error
             else:
                 self._opened.set_exception(error)
+        finally:
+            loop.close()
 
     async def _live(self) -> None:
         with self._gate:
@@ -114,8 +119,18 @@ class _Portal:
         finally:
             with self._gate:
                 self._closing = True
-            stopped.cancel()
-            await self.app.close()
+            try:
+                await self.app.close()
+            finally:
+                await _cancel_others()
+
+
+async def _cancel_others() -> None:
+    others = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in others:
+        task.cancel()
+    await asyncio.gather(*others, return_exceptions=True)
+    await asyncio.get_running_loop().shutdown_asyncgens()
 
 
 class _Facade(Protocol[T_co]):

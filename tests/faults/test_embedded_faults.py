@@ -139,7 +139,7 @@ def small_disk():
 
 @pytest.mark.parametrize(
     "victims",
-    [["server"], ["keeper"], ["starter"], ["server", "keeper"], ["server", "keeper", "starter"]],
+    [["server"], ["keeper"], ["starter"], ["server", "keeper", "starter"]],
     ids="+".join,
 )
 def test_whoever_is_killed_the_next_one_finds_all_confirmed_data(embed, start_process, victims):

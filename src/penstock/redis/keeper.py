@@ -49,7 +49,7 @@ _SYNC_S = 1.0
 _PR_SET_PDEATHSIG = 1
 _OTHERS_LOOK_S = 1.0
 _SETTLED_S = 2.0
-_NO_SOCKET_S = 3.0
+_NO_SOCKET_S = 2.0
 # A server that ends by itself right after its start would do so again; one that is killed may not.
 _MOST_QUICK_ENDS = 3
 _MOST_QUICK_KILLS = 6
