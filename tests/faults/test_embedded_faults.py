@@ -369,6 +369,29 @@ def test_a_file_in_the_place_of_the_directory_is_a_clear_error(embed, home):
         assert not embed(place).status().running
 
 
+def test_a_directory_that_others_own_is_a_clear_error(home):
+    """Tried in a child that has given up its rights, since root may write everywhere."""
+    place = home.parent
+    place.chmod(0o500)
+    said, says = os.pipe()
+    child = os.fork()
+    if child == 0:
+        if os.getuid() == 0:
+            os.setgroups([])
+            os.setresuid(65534, 65534, 65534)
+        try:
+            Embedded(home, EmbeddedSettings()).attach()
+        except StartFailed as error:
+            os.write(says, str(error).encode())
+        finally:
+            os._exit(0)
+    os.waitpid(child, 0)
+    place.chmod(0o700)
+    assert os.read(said, 1000).decode() == f"data directory {home}: Permission denied"
+    os.close(said)
+    os.close(says)
+
+
 def test_a_directory_in_the_place_of_a_lock_is_a_clear_error(embed, home):
     (home / "users.lock").mkdir(parents=True)
     with pytest.raises(StartFailed, match=r"users\.lock: Is a directory") as raised:
