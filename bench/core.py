@@ -60,10 +60,19 @@ async def figures(*, quick: bool) -> AsyncIterator[Figure]:
             value = await ratio(_wire_adds(wire, size * 5), _stock_adds(stock, size), rounds)
             yield Figure(SUITE, f"XADD, pipelines of {BATCH}: wire / redis-py", value, "x", 4, ">=")
 
-            value = await ratio(_wire_reads(wire, size * 5), _stock_reads(stock, size * 5), rounds)
+            value = await ratio(
+                _reads(lambda: wire.call("XRANGE", "stream", "-", "+", "COUNT", BATCH), size * 5),
+                _reads(lambda: stock.xrange("stream", count=BATCH), size * 5),
+                rounds,
+            )
             yield Figure(SUITE, f"XRANGE, {BATCH} entries: wire / redis-py", value, "x", 1.2, ">=")
 
-    value = await ratio(_codec_trips(size * 5), _msgspec_trips(size * 5), rounds)
+    codec = Codec(CodecSettings())
+    value = await ratio(
+        _trips(codec.encoder(Order), codec.decoder(Order), size * 5),
+        _trips(msgspec.json.Encoder().encode, msgspec.json.Decoder(Order).decode, size * 5),
+        rounds,
+    )
     yield Figure(SUITE, "200-byte payload, both ways: codec / msgspec", value, "x", 0.65, ">=")
     yield Figure(SUITE, "import penstock", _import_ms(rounds), "ms", 150, "<=")
     yield Figure(SUITE, "embedded server, from nothing", await _start_ms(rounds), "ms", 500, "<=")
@@ -79,16 +88,25 @@ async def _both(home: str) -> AsyncIterator[tuple[Client, Wire, Redis]]:
             await stock.aclose()
 
 
-def _one_by_one(
-    call: Callable[[], Awaitable[object]], count: int
-) -> Callable[[], Awaitable[float]]:
+def _per_second(count: int, work: Callable[[], Awaitable[None]]) -> Callable[[], Awaitable[float]]:
+    """A measurement: how many of `count` things `work` does in a second."""
+
     async def measure() -> float:
         started = time.perf_counter()
-        for _ in range(count):
-            await call()
+        await work()
         return count / (time.perf_counter() - started)
 
     return measure
+
+
+def _one_by_one(
+    call: Callable[[], Awaitable[object]], count: int
+) -> Callable[[], Awaitable[float]]:
+    async def work() -> None:
+        for _ in range(count):
+            await call()
+
+    return _per_second(count, work)
 
 
 def _at_once(call: Callable[[], Awaitable[object]], count: int) -> Callable[[], Awaitable[float]]:
@@ -96,85 +114,52 @@ def _at_once(call: Callable[[], Awaitable[object]], count: int) -> Callable[[], 
         for _ in range(count // 100):
             await call()
 
-    async def measure() -> float:
-        started = time.perf_counter()
+    async def work() -> None:
         await asyncio.gather(*(some() for _ in range(100)))
-        return count / (time.perf_counter() - started)
 
-    return measure
+    return _per_second(count, work)
 
 
 def _wire_adds(wire: Wire, count: int) -> Callable[[], Awaitable[float]]:
     commands = [("XADD", "stream", "MAXLEN", "~", 10_000, "*", "payload", PAYLOAD)] * BATCH
 
-    async def measure() -> float:
-        started = time.perf_counter()
+    async def work() -> None:
         ahead = wire.send(commands)
         for _ in range(count // BATCH - 1):
             ahead, before = wire.send(commands), ahead
             await before
         await ahead
-        return count / (time.perf_counter() - started)
 
-    return measure
+    return _per_second(count, work)
 
 
 def _stock_adds(stock: Redis, count: int) -> Callable[[], Awaitable[float]]:
-    async def measure() -> float:
-        started = time.perf_counter()
+    async def work() -> None:
         for _ in range(count // BATCH):
             pipeline = stock.pipeline(transaction=False)
             for _ in range(BATCH):
                 pipeline.xadd("stream", {"payload": PAYLOAD}, maxlen=10_000, approximate=True)
             await pipeline.execute()
-        return count / (time.perf_counter() - started)
 
-    return measure
+    return _per_second(count, work)
 
 
-def _wire_reads(wire: Wire, count: int) -> Callable[[], Awaitable[float]]:
-    async def measure() -> float:
-        started = time.perf_counter()
+def _reads(read: Callable[[], Awaitable[object]], count: int) -> Callable[[], Awaitable[float]]:
+    async def work() -> None:
         for _ in range(count // BATCH):
-            await wire.call("XRANGE", "stream", "-", "+", "COUNT", BATCH)
-        return count / (time.perf_counter() - started)
+            await read()
 
-    return measure
-
-
-def _stock_reads(stock: Redis, count: int) -> Callable[[], Awaitable[float]]:
-    async def measure() -> float:
-        started = time.perf_counter()
-        for _ in range(count // BATCH):
-            await stock.xrange("stream", count=BATCH)
-        return count / (time.perf_counter() - started)
-
-    return measure
+    return _per_second(count, work)
 
 
-def _codec_trips(count: int) -> Callable[[], Awaitable[float]]:
-    codec = Codec(CodecSettings())
-    encode, decode = codec.encoder(Order), codec.decoder(Order)
-
-    async def measure() -> float:
-        started = time.perf_counter()
+def _trips(
+    encode: Callable[[Order], bytes], decode: Callable[[bytes], Order], count: int
+) -> Callable[[], Awaitable[float]]:
+    async def work() -> None:
         for _ in range(count):
             decode(encode(ORDER))
-        return count / (time.perf_counter() - started)
 
-    return measure
-
-
-def _msgspec_trips(count: int) -> Callable[[], Awaitable[float]]:
-    encode, decode = msgspec.json.Encoder().encode, msgspec.json.Decoder(Order).decode
-
-    async def measure() -> float:
-        started = time.perf_counter()
-        for _ in range(count):
-            decode(encode(ORDER))
-        return count / (time.perf_counter() - started)
-
-    return measure
+    return _per_second(count, work)
 
 
 def _import_ms(rounds: int) -> float:

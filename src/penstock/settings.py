@@ -228,7 +228,8 @@ class Settings(Group):
         groups: dict[str, dict[str, Any]] = {}
         for name, value in values.items():
             if name not in _names():
-                raise SettingError(name, _shown(name, value), _suggestion(name))
+                # Its value stays unsaid: a misspelled password is one, too.
+                raise SettingError(name, "…", _suggestion(name))
             section, _, key = name.rpartition(".")
             groups.setdefault(section, {})[key] = _checked(name, value, _names()[name])
         made = {name: kind(**groups.get(name, {})) for name, kind in _groups().items()}

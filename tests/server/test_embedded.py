@@ -138,6 +138,32 @@ def test_a_sync_reaches_the_disk(tmp_path):
         keeper._sync_file(tmp_path / "none")
 
 
+def test_a_disk_that_cannot_be_synced_is_left_to_the_servers_own_judgement(
+    start_server, monkeypatch
+):
+    server = start_server()
+    assert server.command("CONFIG", "GET", "appendfsync") == ["appendfsync", "no"]
+
+    def break_down(_):
+        raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr(keeper, "_sync_file", break_down)
+    kept = keeper.Keeper(
+        {
+            "home": str(server.folder),
+            "socket": server.socket_path,
+            "log": str(server.folder / "keeper.log"),
+            "command": [],
+            "linger_s": 0,
+            "syncs": True,
+        }
+    )
+    server.command("SET", "key", "value")
+    kept._sync()
+    assert server.command("CONFIG", "GET", "appendfsync") == ["appendfsync", "everysec"]
+    assert not kept.syncs
+
+
 def test_it_listens_on_a_port_of_this_machine_if_asked_to(embed):
     port = free_port()
     embedded = embed(port=port, maxmemory="64mb", appendfsync="always")

@@ -120,3 +120,6 @@ def test_secrets_are_in_no_repr_and_no_error(tmp_path):
         with pytest.raises(SettingError) as refused:
             load(tmp_path, **{name: [secret]})
         assert secret not in str(refused.value)
+    with pytest.raises(SettingError, match="sentinel_password") as refused:
+        load(tmp_path, toml=f'sentinel_paswword = "{secret}"')
+    assert secret not in str(refused.value)

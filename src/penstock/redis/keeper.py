@@ -162,12 +162,16 @@ class Keeper:
         while not _lock(self.server_lock, fcntl.LOCK_EX):
             if self.stopping or time.monotonic() > deadline:
                 return False
-            with suppress(OSError), socket.socket(socket.AF_UNIX) as orphan:
-                orphan.settimeout(1)
-                orphan.connect(str(self.socket))
-                orphan.sendall(b"SHUTDOWN\r\n")
+            self._tell_server("SHUTDOWN")
             self._rest(TICK_S / 10)
         return True
+
+    def _tell_server(self, command: str) -> None:
+        with suppress(OSError), socket.socket(socket.AF_UNIX) as server:
+            server.settimeout(1)
+            server.connect(str(self.socket))
+            server.sendall(f"{command}\r\n".encode())
+            server.recv(64)
 
     def _start(self) -> subprocess.Popen[bytes]:
         keeper = os.getpid()
@@ -211,7 +215,10 @@ class Keeper:
                 fcntl.flock(self.users_lock, fcntl.LOCK_UN)
 
     def _sync(self) -> None:
-        """Bring what was appended to the disk, once a second. A slow disk only makes us late."""
+        """Bring what was appended to the disk, once a second. A slow disk only makes us late.
+
+        With a broken one the server takes over: it refuses writes while its own syncs fail.
+        """
         if not self.syncs or time.monotonic() < self.sync_at:
             return
         try:
@@ -220,8 +227,12 @@ class Keeper:
                 if self.synced.get(log) != size:
                     _sync_file(log)
                     self.synced[log] = size
+        except FileNotFoundError:
+            return  # the server has just replaced it
         except OSError as error:
             _note(f"the data could not be synced: {error.strerror}")
+            self._tell_server("CONFIG SET appendfsync everysec")
+            self.syncs = False
         self.sync_at = time.monotonic() + _SYNC_S
 
     def _still_ours(self) -> bool:
