@@ -1,14 +1,24 @@
-"""Servers for all tests; see docs/how-to/test-your-code.md for the fixtures."""
+"""What all tests share; see docs/how-to/test-your-code.md for the servers."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import tempfile
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from pathlib import Path
 
 import pytest
 
 from penstock.errors import BinaryMissing
+from penstock.redis.address import Endpoint
+from penstock.redis.client import Client
+from penstock.redis.embedded import Embedded
+from penstock.redis.wire import Wire
+from penstock.settings import EmbeddedSettings, Settings
 from penstock.testing.binaries import SERVER_NAMES, find_binary
 from penstock.testing.figures import Figure
+from penstock.testing.processes import all_gone
+from penstock.testing.proxy import FaultProxy
+from penstock.testing.servers import ServerProcess
 
 pytest_plugins = ["penstock.testing.plugin"]
 
@@ -29,6 +39,74 @@ def pytest_report_header() -> list[str]:
             version = f"missing ({missing})"
         lines.append(f"{name}: {version}")
     return lines
+
+
+@pytest.fixture
+def home() -> Iterator[Path]:
+    """A data directory for the embedded server, which is to have ended when the test has."""
+    with tempfile.TemporaryDirectory(prefix="penstock-home-") as folder:
+        place = Path(folder) / "data"
+        yield place
+        Embedded(place, EmbeddedSettings()).stop()  # which fails if somebody still holds it
+        assert all_gone(place)
+
+
+@pytest.fixture
+def embed(home: Path) -> Iterator[Callable[..., Embedded]]:
+    """`embed()` gives another hold on the same server, as another process would have it."""
+    made: list[Embedded] = []
+
+    def make(place: Path = home, **settings: object) -> Embedded:
+        embedded = Embedded(place, EmbeddedSettings(**{"linger_s": 0.1, **settings}))
+        made.append(embedded)
+        return embedded
+
+    yield make
+    for embedded in made:
+        embedded.detach()
+
+
+@pytest.fixture
+async def open_client() -> AsyncIterator[Callable[..., Awaitable[Client]]]:
+    """`await open_client(url, pools=…)` gives a client that is closed after the test."""
+    opened: list[Client] = []
+
+    async def open_one(url: str, **settings: object) -> Client:
+        client = Client(Settings(url=url, **settings))
+        opened.append(client)
+        await client.open()
+        return client
+
+    yield open_one
+    for client in opened:
+        await client.close()
+
+
+@pytest.fixture
+async def open_wire() -> AsyncIterator[Callable[..., Awaitable[Wire]]]:
+    """`await open_wire(server)` gives a connection that is closed after the test."""
+    opened: list[Wire] = []
+
+    async def open_one(
+        place: ServerProcess | FaultProxy | Endpoint,
+        *,
+        command_s: float = 5.0,
+        connect_s: float = 5.0,
+        **options: object,
+    ) -> Wire:
+        endpoint = place if isinstance(place, Endpoint) else _endpoint_of(place)
+        wire = await Wire.open(endpoint, connect_s=connect_s, command_s=command_s, **options)
+        opened.append(wire)
+        return wire
+
+    yield open_one
+    for wire in opened:
+        await wire.close()
+
+
+def _endpoint_of(place: ServerProcess | FaultProxy) -> Endpoint:
+    address = place.address
+    return Endpoint(path=address) if isinstance(address, str) else Endpoint(*address)
 
 
 _figures: list[Figure] = []

@@ -18,21 +18,6 @@ from penstock.testing.servers import free_port
 
 
 @pytest.fixture
-async def open_wire():
-    opened = []
-
-    async def open_one(place, *, command_s=5.0, connect_s=5.0, **options):
-        endpoint = place if isinstance(place, Endpoint) else Endpoint(*place.address)
-        wire = await Wire.open(endpoint, connect_s=connect_s, command_s=command_s, **options)
-        opened.append(wire)
-        return wire
-
-    yield open_one
-    for wire in opened:
-        await wire.close()
-
-
-@pytest.fixture
 async def fake_server():
     """`await fake_server(greeting, answer)`: a listener that says what no Redis server says."""
     servers = []

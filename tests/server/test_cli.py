@@ -9,10 +9,8 @@ import signal
 import socket
 import subprocess
 import sys
-import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -20,21 +18,13 @@ import pytest
 from penstock.redis.embedded import Embedded
 from penstock.redis.keys import Keys
 from penstock.settings import EmbeddedSettings
-from penstock.testing.processes import processes_in
+from penstock.testing.processes import frozen, processes_in
 from penstock.testing.resp import RespClient
 from penstock.testing.servers import free_port, wait_until
 
 SECRET = "s3cr3t-w0rd"
 MODULE = [sys.executable, "-m", "penstock"]
 SCRIPT = [str(Path(sys.executable).with_name("penstock"))]
-
-
-@pytest.fixture
-def home():
-    with tempfile.TemporaryDirectory(prefix="penstock-cli-") as folder:
-        place = Path(folder) / "data"
-        yield place
-        Embedded(place, EmbeddedSettings()).stop()  # which fails if somebody still holds it
 
 
 @pytest.fixture
@@ -67,15 +57,6 @@ def environment(home):
         "PENSTOCK_EMBEDDED_LINGER_S": "0.1",
         "PENSTOCK_HEALTH_TIMEOUT_S": "5",
     }
-
-
-@contextmanager
-def frozen(pid):
-    os.kill(pid, signal.SIGSTOP)
-    try:
-        yield
-    finally:
-        os.kill(pid, signal.SIGCONT)
 
 
 def refused(done, code, *words):

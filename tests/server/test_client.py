@@ -21,21 +21,6 @@ from penstock.testing.eventually import eventually
 from penstock.testing.servers import free_port
 
 
-@pytest.fixture
-async def open_client():
-    opened = []
-
-    async def open_one(url, **settings):
-        client = Client(Settings(url=url, **settings))
-        opened.append(client)
-        await client.open()
-        return client
-
-    yield open_one
-    for client in opened:
-        await client.close()
-
-
 def connections(server):
     return sum("name=penstock" in line for line in server.command("CLIENT", "LIST").splitlines())
 

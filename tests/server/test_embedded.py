@@ -5,7 +5,6 @@ import signal
 import stat
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 from pathlib import Path
@@ -14,9 +13,7 @@ import pytest
 
 from penstock.errors import BinaryMissing, EmbeddedError
 from penstock.redis import binary, keeper
-from penstock.redis.embedded import Embedded
-from penstock.settings import EmbeddedSettings
-from penstock.testing.processes import is_alive, processes_in
+from penstock.testing.processes import all_gone, is_alive, processes_in
 from penstock.testing.resp import RespClient
 from penstock.testing.servers import free_port, wait_until
 
@@ -56,40 +53,10 @@ def start_user(home, **environ):
     )
 
 
-def gone(home, within_s=LINGER_S + 2):
-    """Wait until neither server nor keeper is left."""
-    wait_until(lambda: not processes_in(home), what=f"the end in {home}", timeout_s=within_s)
-    return True
-
-
 def naps(pid):
     """How often a process has gone to sleep so far."""
     text = Path(f"/proc/{pid}/status").read_text()
     return int(text.split("nonvoluntary")[0].split("voluntary_ctxt_switches:")[1])
-
-
-@pytest.fixture
-def home():
-    with tempfile.TemporaryDirectory(prefix="penstock-home-") as folder:
-        place = Path(folder) / "data"
-        yield place
-        Embedded(place, EmbeddedSettings()).stop()  # which fails if somebody still holds it
-        assert gone(place)
-
-
-@pytest.fixture
-def embed(home):
-    """`embed()` gives another hold on the same server, as another process would have it."""
-    made = []
-
-    def make(place=home, **settings):
-        embedded = Embedded(place, EmbeddedSettings(**{"linger_s": LINGER_S, **settings}))
-        made.append(embedded)
-        return embedded
-
-    yield make
-    for embedded in made:
-        embedded.detach()
 
 
 def test_it_appends_every_write_evicts_nothing_and_listens_on_its_socket_only(embed):
@@ -212,7 +179,7 @@ def test_a_path_too_long_for_a_socket_leads_every_process_to_the_same_server(emb
     assert int(user.stdout.readline()) == server_pid(embedded)
     user.communicate()
     embedded.detach()
-    assert gone(long)
+    assert all_gone(long)
 
 
 def test_who_comes_later_attaches(embed):
@@ -233,8 +200,8 @@ def test_two_data_directories_have_two_servers(embed, home):
     assert ask(second, "GET", "key") is None
     first.detach()
     second.detach()
-    assert gone(first.home)
-    assert gone(second.home)
+    assert all_gone(first.home)
+    assert all_gone(second.home)
 
 
 def test_twenty_processes_at_once_get_one_server(home):
@@ -258,7 +225,7 @@ def test_many_threads_may_attach_with_one_object(embed):
         thread.join()
     assert len(processes_in(embedded.home, "valkey-server")) == 1
     embedded.detach()
-    assert gone(embedded.home), "a thread's hold was forgotten"
+    assert all_gone(embedded.home), "a thread's hold was forgotten"
 
 
 def test_it_ends_after_its_last_user_with_all_data_written(embed, home):
@@ -269,7 +236,7 @@ def test_it_ends_after_its_last_user_with_all_data_written(embed, home):
     assert processes_in(home, "valkey-server"), "it ended under its second user"
     second.kill()
     second.communicate()
-    assert gone(home)
+    assert all_gone(home)
     assert not Path(embedded.socket).exists()
     embedded.attach()
     assert ask(embedded, "SCARD", "users") == 2
@@ -303,7 +270,7 @@ def test_a_forked_child_holds_the_server_until_it_ends(embed):
     os.close(told)
     os.close(wait_for)
     os.waitpid(child, 0)
-    assert gone(embedded.home)
+    assert all_gone(embedded.home)
 
 
 def test_a_pinned_server_stays_without_users_until_it_is_stopped(embed):
@@ -318,7 +285,7 @@ def test_a_pinned_server_stays_without_users_until_it_is_stopped(embed):
     assert server_pid(embedded) == server
     assert embedded.status().pinned
     assert embedded.stop()
-    assert gone(embedded.home)
+    assert all_gone(embedded.home)
     assert not embedded.status().pinned
 
 

@@ -6,7 +6,6 @@ import pty
 import signal
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 from pathlib import Path
@@ -29,14 +28,6 @@ ON_TERMINAL = [
     ),
 ]
 LINGER_S = 0.2
-
-
-@pytest.fixture
-def home():
-    with tempfile.TemporaryDirectory(prefix="penstock-up-") as folder:
-        place = Path(folder) / "data"
-        yield place
-        Embedded(place, EmbeddedSettings()).stop()  # which fails if somebody still holds it
 
 
 @pytest.fixture

@@ -15,28 +15,12 @@ from penstock.errors import (
     Unreachable,
 )
 from penstock.redis.address import Credentials, Endpoint
-from penstock.redis.wire import Wire
 from penstock.testing.eventually import eventually
 
 
 def endpoint_of(place):
     address = place.address
     return Endpoint(path=address) if isinstance(address, str) else Endpoint(*address)
-
-
-@pytest.fixture
-async def open_wire():
-    opened = []
-
-    async def open_one(place, *, command_s=5.0, connect_s=5.0, **options):
-        endpoint = place if isinstance(place, Endpoint) else endpoint_of(place)
-        wire = await Wire.open(endpoint, connect_s=connect_s, command_s=command_s, **options)
-        opened.append(wire)
-        return wire
-
-    yield open_one
-    for wire in opened:
-        await wire.close()
 
 
 @pytest.fixture
