@@ -274,3 +274,13 @@ async def test_an_opening_that_is_cancelled_leaves_nothing_open(valkey_server, f
         await opening
     proxy.heal()
     await eventually(lambda: proxy.open_connections == 0)
+
+
+async def test_why_nobody_could_be_reached_is_said_in_plain_words():
+    closed = Endpoint("127.0.0.1", free_port())
+    with pytest.raises(Unreachable, match=rf"^{closed}: Connection refused$"):
+        await Wire.open(closed, connect_s=5, command_s=5)
+    nowhere = Endpoint("no-such-host.invalid", 6379)
+    with pytest.raises(Unreachable, match=r"^no-such-host\.invalid:6379: [A-Z][\w ]+$") as refused:
+        await Wire.open(nowhere, connect_s=5, command_s=5)
+    assert "Unknown error" not in str(refused.value)

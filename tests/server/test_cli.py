@@ -99,7 +99,8 @@ def test_doctor_finds_fault_and_says_what_to_type(penstock, start_server):
     done = penstock("--url", server.url, "doctor")
     assert done.returncode == 1
     assert "FAILURE  eviction" in done.stdout
-    assert "mend it: CONFIG SET maxmemory-policy noeviction" in done.stdout
+    typed = f"redis-cli -h 127.0.0.1 -p {server.port} CONFIG SET maxmemory-policy noeviction"
+    assert f"mend it: {typed}\n" in done.stdout
     as_json = penstock("--url", server.url, "doctor", "--json")
     assert as_json.returncode == 1
     assert json.loads(as_json.stdout)["sound"] is False

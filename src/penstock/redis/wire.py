@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import fcntl
+import os
 import socket
 import ssl
 import struct
@@ -312,14 +313,17 @@ class Wire(asyncio.Protocol):
             why = getattr(cause, "verify_message", "") or cause.reason or cause
             return TlsFailed(f"{self.endpoint}: {why}")
         if isinstance(cause, TimeoutError):
-            hint = " (is it a TLS port?)" if tls and self._transport is None else ""
+            hint = " (does it speak TLS?)" if tls and self._transport is None else ""
             return Unreachable(f"{self.endpoint}: no answer within {connect_s:g} s{hint}")
         if isinstance(error, OutcomeUnknown):
             # A server that wants a certificate says so only after the handshake, and its word is
             # lost if the reset overtakes it.
             hint = " (over TLS: does it demand a client certificate?)" if tls else ""
             return Unreachable(f"{error}{hint}")
-        return Unreachable(f"{self.endpoint}: {error.strerror or error}")
+        # asyncio words it as "Connect call failed" and the address once more. A name that is not
+        # known has a number of its own kind, below zero.
+        why = os.strerror(error.errno) if (error.errno or 0) > 0 else error.strerror or error
+        return Unreachable(f"{self.endpoint}: {why}")
 
     def _refusal(self, text: str) -> Rejected:
         error = refusal(text)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 
 import click
@@ -9,7 +10,7 @@ import click
 from penstock.app import Penstock
 from penstock.interfaces.cli.main import pass_settings, run
 from penstock.interfaces.cli.output import ExitCode, json_option, say, say_json
-from penstock.redis.doctor import Diagnosis
+from penstock.redis.doctor import Diagnosis, Finding
 from penstock.redis.health import Health
 from penstock.settings import Settings
 
@@ -75,5 +76,15 @@ def doctor(settings: Settings, as_json: bool) -> None:
             place = f" ({finding.endpoint})" if finding.endpoint else ""
             say(f"{_MARKS[finding.level]}  {finding.check}: {finding.message}{place}")
             if finding.fix:
-                say(f"         mend it: {finding.fix}")
+                say(f"         mend it: {_to_type(finding)}")
     sys.exit(ExitCode.OK if found.sound else ExitCode.FOUND)
+
+
+def _to_type(finding: Finding) -> str:
+    """The fix as a person types it; what the server understands goes through redis-cli."""
+    if not finding.fix.split()[0].isupper():
+        return finding.fix
+    host, _, port = finding.endpoint.rpartition(":")
+    unix = finding.endpoint.startswith("/")
+    reach = f"-s {shlex.quote(finding.endpoint)}" if unix else f"-h {host.strip('[]')} -p {port}"
+    return f"redis-cli {reach} {finding.fix}"
