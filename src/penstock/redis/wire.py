@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import fcntl
-import os
 import socket
 import ssl
 import struct
@@ -21,15 +20,14 @@ import hiredis
 from hiredis import ProtocolError, Reader
 
 from penstock.errors import (
-    CommandRefused,
     OutcomeUnknown,
     ReadOnlyReplica,
     Rejected,
     ServerError,
-    TlsFailed,
     Unreachable,
 )
 from penstock.redis.address import Credentials, Endpoint
+from penstock.redis.greeting import greeting, not_opened, read_greeting
 from penstock.redis.refusals import refusal
 
 __all__ = ["FRESH_S", "Argument", "Command", "Reply", "Wire"]
@@ -118,9 +116,11 @@ class Wire(asyncio.Protocol):
         try:
             async with asyncio.timeout(connect_s):
                 await wire._connect(tls)
-                await wire._greet(credentials or Credentials(), database)
+                replies = await wire.send(greeting(credentials or Credentials(), database))
+                wire.hello = read_greeting(endpoint, replies)
         except (OSError, OutcomeUnknown) as error:  # a TimeoutError is an OSError too
-            raise wire._not_opened(error, connect_s, tls=tls is not None) from error
+            fault = wire._fault if isinstance(wire._fault, ssl.SSLError) else error
+            raise not_opened(endpoint, fault, connect_s=connect_s, tls=tls is not None) from error
         finally:
             if not wire.hello:
                 wire.abort("it was not opened")
@@ -281,50 +281,6 @@ class Wire(asyncio.Protocol):
         except ValueError as error:  # a host name that none can be, a path with a zero byte
             raise Unreachable(f"{place}: {error}") from error
 
-    async def _greet(self, credentials: Credentials, database: int) -> None:
-        hello: list[Argument] = ["HELLO", 2]
-        if credentials.username or credentials.password is not None:
-            hello += ["AUTH", credentials.username or "default", credentials.password or ""]
-        commands: list[Command] = [(*hello, "SETNAME", "penstock")]
-        if database:
-            commands.append(("SELECT", database))
-        replies = await self.send(commands)
-        for reply in replies:
-            if isinstance(reply, ServerError):
-                raise self._too_old(reply) or reply
-        if not isinstance(replies[0], list):
-            raise Unreachable(f"{self.endpoint}: it does not greet as a Redis server does")
-        fields = iter(cast("list[Reply]", replies[0]))
-        self.hello = {
-            name.decode(): _text(value) for name, value in zip(fields, fields, strict=False)
-        }
-
-    def _too_old(self, error: ServerError) -> ServerError | None:
-        if isinstance(error, CommandRefused) and "unknown command" in str(error):
-            return CommandRefused(f"{self.endpoint}: the server is older than Redis 6.2")
-        return None
-
-    def _not_opened(
-        self, error: OSError | OutcomeUnknown, connect_s: float, *, tls: bool
-    ) -> Unreachable:
-        """Say why, knowing that nothing was asked yet."""
-        cause = self._fault or error
-        if isinstance(cause, ssl.SSLError):
-            why = getattr(cause, "verify_message", "") or cause.reason or cause
-            return TlsFailed(f"{self.endpoint}: {why}")
-        if isinstance(cause, TimeoutError):
-            hint = " (does it speak TLS?)" if tls and self._transport is None else ""
-            return Unreachable(f"{self.endpoint}: no answer within {connect_s:g} s{hint}")
-        if isinstance(error, OutcomeUnknown):
-            # A server that wants a certificate says so only after the handshake, and its word is
-            # lost if the reset overtakes it.
-            hint = " (over TLS: does it demand a client certificate?)" if tls else ""
-            return Unreachable(f"{error}{hint}")
-        # asyncio words it as "Connect call failed" and the address once more. A name that is not
-        # known has a number of its own kind, below zero.
-        why = os.strerror(error.errno) if (error.errno or 0) > 0 else error.strerror or error
-        return Unreachable(f"{self.endpoint}: {why}")
-
     def _refusal(self, text: str) -> Rejected:
         error = refusal(text)
         if isinstance(error, ReadOnlyReplica) and self._loop.time() - self.opened_at > FRESH_S:
@@ -402,7 +358,3 @@ def _on_the_way(transport: asyncio.Transport) -> int:
     except OSError:
         return size
     return size + unacknowledged
-
-
-def _text(value: Reply) -> Reply:
-    return value.decode() if isinstance(value, bytes) else value
