@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from abc import ABC, abstractmethod
 from types import TracebackType
 from typing import Self
 
@@ -14,7 +15,7 @@ __all__ = ["Service"]
 logger = logging.getLogger(__name__)
 
 
-class Service:
+class Service(ABC):
     """Something that runs until it is asked to stop. Subclasses write `run()`.
 
     The contract, which `penstock.testing.lifecycle.check_lifecycle` proves for any service:
@@ -45,9 +46,9 @@ class Service:
         self._task: asyncio.Task[None] | None = None
         self._failure: BaseException | None = None
 
+    @abstractmethod
     async def run(self) -> None:
-        """Do the service's work until `stop_asked`; to be written by the subclass."""
-        raise NotImplementedError
+        """Do the service's work until `stop_asked`."""
 
     def trouble(self) -> str | None:
         """Why the service cannot do its work now; None if it can. Safe to ask from any thread."""
