@@ -7,7 +7,7 @@ import time
 import hiredis
 import pytest
 
-from penstock.testing.cluster import SLOTS
+from penstock.redis.keys import SLOTS
 
 
 def other_primary(cluster, slot):

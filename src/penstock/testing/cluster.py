@@ -10,16 +10,16 @@ from __future__ import annotations
 
 import contextlib
 from dataclasses import dataclass
-from typing import Self
 
 import hiredis
 
+from penstock.redis.keys import SLOTS
 from penstock.testing.binaries import Binary
 from penstock.testing.servers import ServerProcess, wait_until
+from penstock.testing.startable import Startable
 
-__all__ = ["SLOTS", "ClusterProcess"]
+__all__ = ["ClusterProcess"]
 
-SLOTS = 16_384
 _READY_TIMEOUT_S = 30.0
 _FAILOVER_TRIES = 3
 _KEYS_PER_MOVE = 1_000
@@ -51,7 +51,7 @@ class _Member:
         return cls(identifier, frozenset(flags.split(",")), primary_id, frozenset(owned))
 
 
-class ClusterProcess:
+class ClusterProcess(Startable):
     """`primaries` nodes that share the slots evenly, each with `replicas` replicas in step."""
 
     def __init__(
@@ -68,17 +68,6 @@ class ClusterProcess:
         ]
         """The primaries as they were at the start, then their replicas in the same order."""
         self._ids: dict[str, ServerProcess] = {}
-
-    def __enter__(self) -> Self:
-        try:
-            self.start()
-        except BaseException:
-            self.close()
-            raise
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     @property
     def addresses(self) -> list[tuple[str, int]]:

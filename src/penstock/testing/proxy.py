@@ -23,11 +23,12 @@ import threading
 import time
 from collections.abc import Coroutine
 from pathlib import Path
-from typing import Any, Literal, Self, TypeVar
+from typing import Any, Literal, TypeVar
 
 from penstock.testing.link import Lane, Link, Rule, RuleKind, reset_on_close
 from penstock.testing.resp import Address
 from penstock.testing.servers import free_port, short_folder
+from penstock.testing.startable import Startable
 
 __all__ = ["FaultProxy"]
 
@@ -37,7 +38,7 @@ T = TypeVar("T")
 Way = Literal["to_server", "to_client"]
 
 
-class FaultProxy:
+class FaultProxy(Startable):
     """Stands between clients and `upstream`; passes everything on until a switch says otherwise.
 
     Listens on a port of 127.0.0.1, or with `unix` on a socket of its own; with `tls` it speaks TLS
@@ -68,13 +69,6 @@ class FaultProxy:
         self._own_fault: BaseException | None = None
         self.attempts: list[float] = []
         """When each connection was tried, refused ones included: `time.monotonic()`."""
-
-    def __enter__(self) -> Self:
-        self.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     @property
     def port(self) -> int:

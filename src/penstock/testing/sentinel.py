@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Self
-
 import hiredis
 
 from penstock.testing.binaries import Binary
 from penstock.testing.servers import ServerProcess, wait_until
+from penstock.testing.startable import Startable
 
 __all__ = ["SentinelProcess", "SentinelSetup"]
 
@@ -54,7 +53,7 @@ class SentinelProcess(ServerProcess):
         return [str(self.binary.path), str(self._config), "--sentinel"]
 
 
-class SentinelSetup:
+class SentinelSetup(Startable):
     """One primary, `replicas` replicas in step and `sentinels` sentinels that know each other."""
 
     def __init__(
@@ -76,17 +75,6 @@ class SentinelSetup:
             SentinelProcess(first, service, sentinels // 2 + 1, binary=binary)
             for _ in range(sentinels)
         ]
-
-    def __enter__(self) -> Self:
-        try:
-            self.start()
-        except BaseException:
-            self.close()
-            raise
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     @property
     def url(self) -> str:

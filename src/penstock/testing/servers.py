@@ -24,13 +24,14 @@ import time
 import warnings
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Self, TypeVar
+from typing import Any, TypeVar
 
 import hiredis
 
 from penstock.errors import StartFailed
 from penstock.testing.binaries import Binary, find_binary
 from penstock.testing.resp import RespClient
+from penstock.testing.startable import Startable
 
 __all__ = [
     "BUS_OFFSET",
@@ -55,7 +56,7 @@ _PORT_TRIES = 1_000
 T = TypeVar("T")
 
 
-class ServerProcess:
+class ServerProcess(Startable):
     """One server with a folder, a unix socket and (unless `tcp` is off) a port of its own.
 
     It writes an append-only file, so a restart finds the data (after a power cut it would not,
@@ -84,17 +85,6 @@ class ServerProcess:
     def __repr__(self) -> str:
         version = ".".join(map(str, self.binary.version))
         return f"<{self.binary.path.name} {version} at {self.socket_path}, port {self.port}>"
-
-    def __enter__(self) -> Self:
-        try:
-            self.start()
-        except BaseException:
-            self.close()
-            raise
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     @property
     def address(self) -> tuple[str, int]:
