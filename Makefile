@@ -29,7 +29,7 @@ up: $(VENV)/.core
 	@exec $(BIN)/penstock up
 
 test: $(VENV)/.dev
-	$(BIN)/pytest -m 'not torture'
+	$(BIN)/pytest
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff format --check

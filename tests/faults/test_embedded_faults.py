@@ -26,7 +26,7 @@ from penstock.settings import EmbeddedSettings, Settings
 from penstock.testing.eventually import eventually
 from penstock.testing.processes import all_gone, frozen, is_alive, processes_in
 from penstock.testing.resp import RespClient
-from penstock.testing.servers import free_port, wait_until
+from penstock.testing.servers import ServerProcess, free_port, wait_until
 
 LINGER_S = 0.1
 
@@ -128,6 +128,20 @@ def test_a_server_dies_with_its_keeper_even_if_nobody_comes_any_more(embed, star
     server, kept_by = server_pid(embedded), embedded.status().keeper_pid
     kill(kept_by, starter.pid)
     wait_until(lambda: not is_alive(server), what="the server's end")
+
+
+def test_a_server_that_lost_its_keeper_does_not_pass_for_the_next_one(embed, home):
+    home.mkdir(parents=True)
+    stubborn = ("--user", "default", "on", "nopass", "~*", "&*", "+@all", "-shutdown")
+    orphan = ServerProcess("valkey", *stubborn, tcp=False)
+    orphan.socket_path = str(home / "valkey.sock")
+    with orphan, (home / "server.lock").open("w") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)  # as the orphan itself would hold it
+        with pytest.raises(StartFailed):
+            embed(start_timeout_s=1).attach()
+    embedded = embed()
+    embedded.attach()
+    assert ask(embedded, "SET", "key", "value") == "OK"
 
 
 def test_a_server_that_was_told_to_end_takes_its_keeper_along(embed):

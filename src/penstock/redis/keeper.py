@@ -74,6 +74,7 @@ class Keeper:
         self.users_lock = self._open("users.lock")
         self.keeper_lock = self._open("keeper.lock")
         self.wake_up, self.woken = os.pipe()
+        self.orphan: socket.socket | None = None
 
     def take_over(self) -> bool:
         """Take the keeper's lock. Who only looks whether it is held has it for a moment, too."""
@@ -82,6 +83,11 @@ class Keeper:
             if time.monotonic() > deadline:
                 return False
             time.sleep(TICK_S / 100)
+        # A server that is still there has lost its keeper and is about to end. Nobody else may
+        # take it for ours: only the connection that tells it to end can reach it from now on.
+        with suppress(OSError):
+            self.orphan = _connect(self.socket)
+        self.socket.unlink(missing_ok=True)
         return True
 
     def detach(self) -> None:
@@ -162,14 +168,15 @@ class Keeper:
         while not _lock(self.server_lock, fcntl.LOCK_EX):
             if self.stopping or time.monotonic() > deadline:
                 return False
-            self._tell_server("SHUTDOWN")
+            if self.orphan is not None:
+                with suppress(OSError):
+                    self.orphan.sendall(b"SHUTDOWN\r\n")
             self._rest(TICK_S / 10)
+        self.orphan = None
         return True
 
     def _tell_server(self, command: str) -> None:
-        with suppress(OSError), socket.socket(socket.AF_UNIX) as server:
-            server.settimeout(1)
-            server.connect(str(self.socket))
+        with suppress(OSError), _connect(self.socket) as server:
             server.sendall(f"{command}\r\n".encode())
             server.recv(64)
 
@@ -262,6 +269,17 @@ def _sync_file(path: Path) -> None:
             os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def _connect(path: Path) -> socket.socket:
+    connection = socket.socket(socket.AF_UNIX)
+    try:
+        connection.settimeout(1)
+        connection.connect(str(path))
+    except OSError:
+        connection.close()
+        raise
+    return connection
 
 
 def _note(text: str) -> None:
