@@ -134,7 +134,7 @@ class Embedded:
         try:
             # Held until the end, so that whoever wants to attach waits for it.
             looking = _Patience(time.monotonic() + _LOOKING_S)
-            if not force and not looking.until(lambda: _lock(users, fcntl.LOCK_EX)):
+            if not force and not looking.until(lambda: keeper.try_lock(users, fcntl.LOCK_EX)):
                 raise EmbeddedError(f"the embedded server in {self.home} is in use")
             (self.home / "pinned").unlink(missing_ok=True)
             if not self._held("server.lock"):
@@ -150,7 +150,7 @@ class Embedded:
         return True
 
     def _wait_for_users_lock(self, hold: int, patience: _Patience) -> None:
-        if not patience.until(lambda: _lock(hold, fcntl.LOCK_SH)):
+        if not patience.until(lambda: keeper.try_lock(hold, fcntl.LOCK_SH)):
             raise StartFailed(f"the embedded server in {self.home} is still shutting down")
 
     def _ensure_running(self, patience: _Patience) -> None:
@@ -159,7 +159,7 @@ class Embedded:
         starter = self._open("start.lock")
         try:
             courtesy = replace(patience, deadline=time.monotonic() + _COURTESY_S)
-            courtesy.until(lambda: _lock(starter, fcntl.LOCK_EX) or self._ready())
+            courtesy.until(lambda: keeper.try_lock(starter, fcntl.LOCK_EX) or self._ready())
             self._start(patience)
         finally:
             os.close(starter)
@@ -228,7 +228,7 @@ class Embedded:
         except OSError as error:
             raise StartFailed(f"data directory {self.home}: {name}: {error.strerror}") from None
         try:
-            return not _lock(descriptor, kind)
+            return not keeper.try_lock(descriptor, kind)
         finally:
             os.close(descriptor)
 
@@ -347,11 +347,3 @@ def _socket_path(home: Path) -> str:
         return path
     digest = hashlib.sha256(os.fsencode(path)).hexdigest()[:16]
     return f"/tmp/penstock-{os.getuid()}/{digest}.sock"  # noqa: S108
-
-
-def _lock(descriptor: int, kind: int) -> bool:
-    try:
-        fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True

@@ -79,7 +79,7 @@ class Keeper:
     def take_over(self) -> bool:
         """Take the keeper's lock. Who only looks whether it is held has it for a moment, too."""
         deadline = time.monotonic() + _OTHERS_LOOK_S
-        while not _lock(self.keeper_lock, fcntl.LOCK_EX):
+        while not try_lock(self.keeper_lock, fcntl.LOCK_EX):
             if time.monotonic() > deadline:
                 return False
             time.sleep(TICK_S / 100)
@@ -165,7 +165,7 @@ class Keeper:
     def _inherit_data(self) -> bool:
         """Wait for a server whose keeper was killed to leave; it is told to."""
         deadline = time.monotonic() + _SHUTDOWN_S
-        while not _lock(self.server_lock, fcntl.LOCK_EX):
+        while not try_lock(self.server_lock, fcntl.LOCK_EX):
             if self.stopping or time.monotonic() > deadline:
                 return False
             if self.orphan is not None:
@@ -212,7 +212,7 @@ class Keeper:
             elif now - listened_at > _NO_SOCKET_S:
                 _note("somebody removed the socket")
                 server.terminate()  # nobody can reach it any more; who needs it starts it again
-            if (self.home / "pinned").exists() or not _lock(self.users_lock, fcntl.LOCK_EX):
+            if (self.home / "pinned").exists() or not try_lock(self.users_lock, fcntl.LOCK_EX):
                 unused_since = None
                 continue
             unused_since = unused_since or now
@@ -287,7 +287,8 @@ def _note(text: str) -> None:
         print(text, flush=True)
 
 
-def _lock(descriptor: int, kind: int) -> bool:
+def try_lock(descriptor: int, kind: int) -> bool:
+    """Take a lock on an open file, if it is free."""
     try:
         fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
     except BlockingIOError:

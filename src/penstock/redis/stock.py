@@ -15,7 +15,7 @@ __all__ = ["stock_client"]
 
 def stock_client(address: Address, endpoint: Endpoint, settings: Settings) -> Redis:
     """Build a client that, like ours, sends every command once."""
-    # redis-py takes ten times as long to import as the rest of this package.
+    # redis-py would add half again to the time that importing penstock takes.
     from redis.asyncio import (  # noqa: PLC0415
         BlockingConnectionPool,
         Connection,
