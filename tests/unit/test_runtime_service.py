@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import threading
 
 import pytest
 
@@ -85,6 +86,28 @@ async def test_the_stress_helper_convicts_a_service_that_leaves_a_task_behind() 
         await check_lifecycle(lambda: Leaky("leaky"))
     for task in leaked:
         task.cancel()
+
+
+async def test_the_stress_helper_waits_for_a_thread_that_is_ending() -> None:
+    class Slow(Service):
+        async def run(self) -> None:
+            await self.stop_asked.wait()
+            threading.Timer(0.02, lambda: None).start()
+
+    await check_lifecycle(lambda: Slow("slow"))
+
+
+async def test_the_stress_helper_convicts_a_service_that_leaves_a_thread_behind() -> None:
+    released = threading.Event()
+
+    class Leaky(Service):
+        async def run(self) -> None:
+            threading.Thread(target=released.wait).start()
+            await self.stop_asked.wait()
+
+    with pytest.raises(AssertionError, match="a thread left behind"):
+        await check_lifecycle(lambda: Leaky("leaky"), within_s=0.5)
+    released.set()
 
 
 async def test_starting_a_stopped_service_says_why_it_cannot() -> None:
