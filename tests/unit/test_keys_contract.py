@@ -44,6 +44,7 @@ area_queues = (
 STRATEGIES = {
     "topic": names.filter(lambda word: word not in RESERVED["topic"]),
     "group": names,
+    "epoch": st.integers(0, 2**64),
     "index": st.integers(0, 2**64),
     "chunk": st.integers(0, 2**64),
     "queue": plain_queues | area_queues,

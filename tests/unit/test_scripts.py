@@ -27,6 +27,14 @@ def numbers(text, table):
     return {int(found) for found in re.findall(rf"{table}\[(\d+)\]", text)}
 
 
+def has_tail(header):
+    """Whether any number of arguments may follow the named ones."""
+    named = len(numbers(header, "ARGV"))
+    found = re.findall(r"ARGV\[(\d+)\.\.\]", header)
+    assert found in ([], [str(named + 1)])
+    return bool(found)
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_the_header_names_the_script_and_what_it_returns(name):
     header, _ = split(name)
@@ -40,6 +48,7 @@ def test_the_header_lists_exactly_what_the_body_uses(name, table):
     header, body = split(name)
     assert numbers(header, table) == numbers(body, table)
     assert numbers(header, table) == set(range(1, len(numbers(header, table)) + 1))
+    assert has_tail(header) == ("#ARGV" in body or "unpack(ARGV" in body)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -66,7 +75,7 @@ def test_every_script_has_a_typed_call_that_takes_keywords_only(name):
     assert kinds == {inspect.Parameter.KEYWORD_ONLY}
     assert signature.return_annotation is not inspect.Signature.empty
     header, _ = split(name)
-    arguments = len(numbers(header, "KEYS")) + len(numbers(header, "ARGV"))
+    arguments = len(numbers(header, "KEYS")) + len(numbers(header, "ARGV")) + has_tail(header)
     assert len(signature.parameters) - 1 == arguments
 
 

@@ -1,111 +1,18 @@
 """The Lua scripts: one file each under `lua/`, one typed method each on `Scripts`.
 
 A file opens with a header that names every KEYS, ARGV and what comes back; a test holds header and
-body together. Scripts are called by digest. A server that has forgotten one (restart, failover,
-SCRIPT FLUSH) says so before it does anything, and gets the text with the call.
+body together.
 """
 
 from __future__ import annotations
 
-import re
-from dataclasses import dataclass
-from functools import cache
-from hashlib import sha1
-from importlib.resources import files
-from typing import TYPE_CHECKING
-
-from penstock.errors import ScriptMissing
-from penstock.redis.node import Role
-from penstock.redis.wire import Argument, Command, Reply
-
-if TYPE_CHECKING:
-    from penstock.redis.client import Client
+from penstock.redis.script import Script, load_script
+from penstock.redis.topic_admin_scripts import TopicAdminScripts
+from penstock.redis.topic_scripts import TopicScripts
+from penstock.redis.worker_scripts import WorkerScripts
 
 __all__ = ["Script", "Scripts", "load_script"]
 
-# From this version on a script may say in its first line how it wants to be run.
-_FLAGS_SINCE = 7
-_FLAGS = re.compile(r"^-- Flags: ([a-z,-]+)", re.MULTILINE)
 
-
-@dataclass(frozen=True, slots=True)
-class Script:
-    """One script: its text and digest, as servers with and without script flags get it."""
-
-    name: str
-    text: str
-    digest: str
-    plain_text: str
-    plain_digest: str
-
-    def by_digest(
-        self,
-        server_version: tuple[int, ...],
-        keys: tuple[str, ...],
-        arguments: tuple[Argument, ...],
-    ) -> Command:
-        digest = self.digest if server_version[0] >= _FLAGS_SINCE else self.plain_digest
-        return ("EVALSHA", digest, len(keys), *keys, *arguments)
-
-    def by_text(
-        self,
-        server_version: tuple[int, ...],
-        keys: tuple[str, ...],
-        arguments: tuple[Argument, ...],
-    ) -> Command:
-        text = self.text if server_version[0] >= _FLAGS_SINCE else self.plain_text
-        return ("EVAL", text, len(keys), *keys, *arguments)
-
-
-@cache
-def load_script(name: str) -> Script:
-    """Read `lua/<name>.lua`."""
-    plain = files("penstock.redis").joinpath("lua", f"{name}.lua").read_text(encoding="utf-8")
-    flags = _FLAGS.search(plain)
-    text = f"#!lua flags={flags[1]}\n{plain}" if flags else plain
-    return Script(name, text, _digest(text), plain, _digest(plain))
-
-
-def _digest(text: str) -> str:
-    return sha1(text.encode(), usedforsecurity=False).hexdigest()
-
-
-class Scripts:
+class Scripts(WorkerScripts, TopicScripts, TopicAdminScripts):
     """Every script as a call. Keys come from `redis/keys.py`; times are the server's."""
-
-    def __init__(self, client: Client) -> None:
-        self._client = client
-
-    async def probe(self, *, probe: str, token: str, ttl_ms: int) -> int:
-        """Write the probe and return the server's time in ms."""
-        return await self._run("probe", (probe,), (token, ttl_ms))
-
-    async def beat(
-        self,
-        *,
-        workers: str,
-        worker: str,
-        worker_id: str,
-        about: bytes,
-        ttl_ms: int,
-        forget_ms: int,
-    ) -> int:
-        """Record a worker's heartbeat and return the server's time in ms."""
-        return await self._run("beat", (workers, worker), (worker_id, about, ttl_ms, forget_ms))
-
-    async def leave(self, *, workers: str, worker: str, worker_id: str) -> bool:
-        """Take a worker off the list; False if it was not on it."""
-        return bool(await self._run("leave", (workers, worker), (worker_id,)))
-
-    async def _run(
-        self,
-        name: str,
-        keys: tuple[str, ...],
-        arguments: tuple[Argument, ...],
-        role: Role = Role.DEFAULT,
-    ) -> Reply:
-        script, version = load_script(name), self._client.server_version
-        try:
-            return await self._client.call(*script.by_digest(version, keys, arguments), role=role)
-        except ScriptMissing:
-            return await self._client.call(*script.by_text(version, keys, arguments), role=role)

@@ -47,6 +47,30 @@ _TOPICS = (
         STREAM, NEVER, "trimmed by its own retention", "topics", BOTH,
     ),
     Family(
+        "topic.dlq_index",
+        "penstock:topic:<topic>:dlq_index", "penstock:topic:{<topic>}:dlq_index",
+        HASH, NEVER, "an entry leaves with its dead letter", "topics", OURS,
+    ),
+    Family(
+        "topic.audit", "penstock:topic:<topic>:audit", "penstock:topic:{<topic>}:audit",
+        STREAM, NEVER, "capped", "topics", OURS,
+    ),
+    Family(
+        "topic.groups", "penstock:topic:<topic>:groups", "penstock:topic:{<topic>}:groups",
+        HASH, NEVER, WITH_TOPIC, "topics", OURS,
+    ),
+    Family(
+        "topic.members",
+        "penstock:topic:<topic>:members:<group>", "penstock:topic:{<topic>}:members:<group>",
+        ZSET, NEVER, "a silent consumer leaves it after the lease's time", "topics", OURS,
+    ),
+    Family(
+        "topic.member_info",
+        "penstock:topic:<topic>:member_info:<group>",
+        "penstock:topic:{<topic>}:member_info:<group>",
+        HASH, NEVER, "as the members", "topics", OURS,
+    ),
+    Family(
         "topic.payload_index",
         "streaming:mq:payload:idx:<topic>", "streaming:mq:payload:idx:{<topic>}",
         SET, NEVER, WITH_TOPIC, "topics", BOTH,
@@ -111,9 +135,41 @@ _TOPICS = (
     ),
     Family(
         "partition.dedup",
-        "penstock:topic:<topic>:p:<index>:dedup:<key>",
-        "penstock:topic:{<topic>:<index>}:dedup:<key>",
-        STRING, ALWAYS, "as long as a repeat is recognised", "topics", OURS,
+        "penstock:topic:<topic>:p:<index>:dedup", "penstock:topic:{<topic>:<index>}:dedup",
+        HASH, NEVER, "an entry leaves when a repeat is no longer recognised", "topics", OURS,
+    ),
+    Family(
+        "partition.dedup_times",
+        "penstock:topic:<topic>:p:<index>:dedup_times",
+        "penstock:topic:{<topic>:<index>}:dedup_times",
+        ZSET, NEVER, "an entry leaves when a repeat is no longer recognised", "topics", OURS,
+    ),
+    Family(
+        "partition.payloads",
+        "penstock:topic:<topic>:p:<index>:payloads", "penstock:topic:{<topic>:<index>}:payloads",
+        ZSET, NEVER, "an entry leaves with its payload", "topics", OURS,
+    ),
+    Family(
+        "partition.epochs",
+        "penstock:topic:<topic>:p:<index>:epochs", "penstock:topic:{<topic>:<index>}:epochs",
+        HASH, NEVER, WITH_TOPIC, "topics", OURS,
+    ),
+    Family(
+        "partition.fence",
+        "penstock:topic:<topic>:p:<index>:fence:<group>:<epoch>",
+        "penstock:topic:{<topic>:<index>}:fence:<group>:<epoch>",
+        STREAM, ALWAYS, "as long as the lease", "topics", OURS,
+    ),
+    Family(
+        "partition.failures",
+        "penstock:topic:<topic>:p:<index>:failures:<group>",
+        "penstock:topic:{<topic>:<index>}:failures:<group>",
+        HASH, NEVER, "an entry leaves when its message is settled", "topics", OURS,
+    ),
+    Family(
+        "partition.counters",
+        "penstock:topic:<topic>:p:<index>:counters", "penstock:topic:{<topic>:<index>}:counters",
+        HASH, NEVER, WITH_TOPIC, "topics", OURS,
     ),
 )  # fmt: skip
 

@@ -63,6 +63,7 @@ _AREA = f"{_any_but(RESERVED['queue'])}{_AREA_PART}(?::{_AREA_PART})*"
 _ARGUMENTS = {
     "area": _AREA,
     "chunk": names.NUMBER,
+    "epoch": names.NUMBER,
     "group": names.NAME,
     "hour": names.HOUR,
     "index": names.NUMBER,

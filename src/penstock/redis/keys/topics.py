@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from penstock.redis.keys.base import FamilyKeys
-from penstock.redis.keys.names import check_name, encode_id
+from penstock.redis.keys.names import check_name, check_number, encode_id
 
 __all__ = ["PartitionKeys", "TopicKeys", "TopicsKeys"]
 
@@ -48,6 +48,29 @@ class TopicKeys(FamilyKeys):
     def dlq(self) -> str:
         """STREAM: the topic's dead letters."""
         return f"{self.root}stream:topic:{self.home}:dlq"
+
+    @property
+    def dlq_index(self) -> str:
+        """HASH: from group, partition and message id to the id of the dead letter."""
+        return f"{self.root}penstock:topic:{self.home}:dlq_index"
+
+    @property
+    def audit(self) -> str:
+        """STREAM: what people did to the topic's dead letters and groups."""
+        return f"{self.root}penstock:topic:{self.home}:audit"
+
+    @property
+    def groups(self) -> str:
+        """HASH: from group to where it was told to start."""
+        return f"{self.root}penstock:topic:{self.home}:groups"
+
+    def members(self, group: str) -> str:
+        """ZSET: a group's consumers by last heartbeat in server ms."""
+        return f"{self.root}penstock:topic:{self.home}:members:{check_name('group', group)}"
+
+    def member_info(self, group: str) -> str:
+        """HASH: from consumer to what it says of itself."""
+        return f"{self.root}penstock:topic:{self.home}:member_info:{check_name('group', group)}"
 
     @property
     def payload_index(self) -> str:
@@ -101,6 +124,31 @@ class PartitionKeys(FamilyKeys):
         """STRING: the body of a message too large for the stream."""
         return f"{self.root}streaming:mq:payload:{self.home}:{encode_id('payload', payload)}"
 
+    @property
+    def payloads(self) -> str:
+        """ZSET: names of large bodies and the messages they belong to, by the message's ms."""
+        return f"{self.root}penstock:topic:{self.home}:payloads"
+
+    @property
+    def epochs(self) -> str:
+        """HASH: from group to the epoch of its present or last owner."""
+        return f"{self.root}penstock:topic:{self.home}:epochs"
+
+    def fence(self, group: str, epoch: int) -> str:
+        """STREAM: empty; a read that names it fails once its owner has lost the partition."""
+        check_name("group", group)
+        check_number("epoch", epoch)
+        return f"{self.root}penstock:topic:{self.home}:fence:{group}:{epoch}"
+
+    @property
+    def counters(self) -> str:
+        """HASH: what was lost to a hard cap, and the markers of growth."""
+        return f"{self.root}penstock:topic:{self.home}:counters"
+
+    def failures(self, group: str) -> str:
+        """HASH: from pending message id to how a group's attempts at it have failed."""
+        return f"{self.root}penstock:topic:{self.home}:failures:{check_name('group', group)}"
+
     def retry(self, group: str) -> str:
         """ZSET: pending message ids by the time of a group's next attempt, in server ms."""
         return f"{self.root}penstock:topic:{self.home}:retry:{check_name('group', group)}"
@@ -115,6 +163,12 @@ class PartitionKeys(FamilyKeys):
         """HASH: from id to the message not yet due."""
         return f"{self.root}penstock:topic:{self.home}:delayed_bodies"
 
-    def dedup(self, key: str) -> str:
-        """STRING: the id of the message sent under an idempotency key."""
-        return f"{self.root}penstock:topic:{self.home}:dedup:{encode_id('idempotency key', key)}"
+    @property
+    def dedup(self) -> str:
+        """HASH: from idempotency key to the id of the message sent under it."""
+        return f"{self.root}penstock:topic:{self.home}:dedup"
+
+    @property
+    def dedup_times(self) -> str:
+        """ZSET: idempotency keys by the time they are forgotten, in server ms."""
+        return f"{self.root}penstock:topic:{self.home}:dedup_times"

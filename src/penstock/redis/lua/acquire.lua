@@ -1,0 +1,27 @@
+-- acquire: take a partition that nobody owns, under the next epoch.
+--
+-- Flags: allow-oom  a full server must drain
+--
+-- KEYS[1]  STRING  the lease
+-- KEYS[2]  HASH    epochs by group
+-- ARGV[1]  str     group
+-- ARGV[2]  str     who takes it
+-- ARGV[3]  int     ms for which the lease holds
+-- ARGV[4]  str     what fences of this group begin with; an epoch completes the key
+--
+-- Returns  int   the new epoch
+--           0    somebody owns it
+--          -1    the group is not registered here
+
+local epoch = redis.call('HGET', KEYS[2], ARGV[1])
+if not epoch then return -1 end
+local owner = redis.call('GET', KEYS[1])
+if owner and owner ~= ARGV[2] then return 0 end
+local next = epoch + 1
+redis.call('HSET', KEYS[2], ARGV[1], next)
+redis.call('SET', KEYS[1], ARGV[2], 'PX', ARGV[3])
+redis.call('DEL', ARGV[4] .. epoch)
+local fence = ARGV[4] .. next
+redis.call('XGROUP', 'CREATE', fence, ARGV[1], '$', 'MKSTREAM')
+redis.call('PEXPIRE', fence, ARGV[3])
+return next

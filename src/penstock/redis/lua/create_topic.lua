@@ -1,0 +1,31 @@
+-- create_topic: note a topic's number of partitions, unless it has one.
+--
+-- KEYS[1]  HASH  the topic's facts
+-- ARGV[1]  int   partitions, if the topic is new; 0: do not create it
+-- ARGV[2]  str   id of this life of the topic, if it is new
+-- ARGV[3]  str   the topic's options as JSON, '' to leave them as they are
+--
+-- Returns  list  created (1 or 0), partitions (0 if there is no topic), generation, life,
+--                partitions it is growing to (0 if it is not), ms until it has to have grown,
+--                options as JSON
+
+local time = redis.call('TIME')
+local now = time[1] * 1000 + math.floor(time[2] / 1000)
+local count = redis.call('HGET', KEYS[1], 'partitionCount')
+local created = 0
+if not count then
+  if ARGV[1] == '0' then return {0, 0, 0, '', 0, 0, ''} end
+  created = 1
+  count = ARGV[1]
+  redis.call('HSET', KEYS[1], 'partitionCount', count)
+end
+-- A topic of the Java library has no more than its number of partitions.
+redis.call('HSETNX', KEYS[1], 'generation', 1)
+redis.call('HSETNX', KEYS[1], 'life', ARGV[2])
+redis.call('HSETNX', KEYS[1], 'createdAt', now)
+if ARGV[3] ~= '' then redis.call('HSET', KEYS[1], 'options', ARGV[3], 'updatedAt', now) end
+local facts = redis.call('HMGET', KEYS[1], 'generation', 'life', 'growing', 'switchAt', 'options')
+local switch = 0
+if facts[4] then switch = math.max(0, facts[4] - now) end
+return {created, tonumber(count), tonumber(facts[1]), facts[2], tonumber(facts[3] or 0), switch,
+  facts[5] or ''}

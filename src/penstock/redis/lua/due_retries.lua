@@ -1,0 +1,32 @@
+-- due_retries: failed messages whose time has come.
+--
+-- KEYS[1]  HASH    epochs by group
+-- KEYS[2]  STREAM  the partition's messages
+-- KEYS[3]  ZSET    the group's retries
+-- KEYS[4]  HASH    the group's failures
+-- ARGV[1]  str     group
+-- ARGV[2]  int     the owner's epoch
+-- ARGV[3]  int     most messages to return
+--
+-- Returns  list  ms until the next is due (-1: none is waiting); then for each as pending_page
+--          -1    the partition is not the caller's any more
+
+if redis.call('HGET', KEYS[1], ARGV[1]) ~= ARGV[2] then return -1 end
+local time = redis.call('TIME')
+local now = time[1] * 1000 + math.floor(time[2] / 1000)
+local due = redis.call('ZRANGEBYSCORE', KEYS[3], '-inf', now, 'LIMIT', 0, ARGV[3])
+local answer = {-1}
+for _, id in ipairs(due) do
+  local pending = redis.call('XPENDING', KEYS[2], ARGV[1], id, id, 1)
+  if pending[1] then
+    local found = redis.call('XRANGE', KEYS[2], id, id)
+    answer[#answer + 1] = {
+      id, pending[1][4], 0, redis.call('HGET', KEYS[4], id) or '', found[1] and found[1][2] or {},
+    }
+  else
+    answer[#answer + 1] = {id, 0, 0, '', {}}
+  end
+end
+local next = redis.call('ZRANGEBYSCORE', KEYS[3], '(' .. now, '+inf', 'WITHSCORES', 'LIMIT', 0, 1)
+if next[2] then answer[1] = math.max(1, next[2] - now) end
+return answer

@@ -1,0 +1,11 @@
+-- leave_group: a consumer ends in good order.
+--
+-- KEYS[1]  ZSET  the group's consumers by last heartbeat in server ms
+-- KEYS[2]  HASH  from consumer to what it says of itself
+-- ARGV[1]  str   consumer
+--
+-- Returns  1  it was known
+--          0  it was not
+
+redis.call('HDEL', KEYS[2], ARGV[1])
+return redis.call('ZREM', KEYS[1], ARGV[1])

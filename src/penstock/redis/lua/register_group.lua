@@ -1,0 +1,27 @@
+-- register_group: make sure that a group is known to a partition.
+--
+-- KEYS[1]  STREAM  the partition's messages
+-- KEYS[2]  HASH    epochs by group
+-- KEYS[3]  HASH    from group to the id up to which all is settled
+-- ARGV[1]  str     group
+-- ARGV[2]  str     id after which a new group reads: 0, $ or an id
+--
+-- Returns   1  it is new here
+--           0  it was known
+--           2  it was known, but the server had lost it; it goes on where all was settled
+--          -1  there is no such partition
+
+if redis.call('EXISTS', KEYS[1]) == 0 then return -1 end
+local known = redis.call('HEXISTS', KEYS[2], ARGV[1]) == 1
+local groups = redis.call('XINFO', 'GROUPS', KEYS[1])
+for _, group in ipairs(groups) do
+  if group[2] == ARGV[1] then
+    if not known then redis.call('HSET', KEYS[2], ARGV[1], 0) end
+    return 0
+  end
+end
+local start = ARGV[2]
+if known then start = redis.call('HGET', KEYS[3], ARGV[1]) or '0' end
+redis.call('XGROUP', 'CREATE', KEYS[1], ARGV[1], start)
+redis.call('HSETNX', KEYS[2], ARGV[1], 0)
+return known and 2 or 1

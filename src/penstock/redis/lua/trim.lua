@@ -1,0 +1,100 @@
+-- trim: drop old messages, but none that a group still needs, unless there are too many of all;
+-- and free large bodies whose messages are gone, or that every group is past.
+--
+-- Flags: allow-oom  it frees memory
+--
+-- KEYS[1]  STREAM  the partition's messages
+-- KEYS[2]  HASH    the partition's counters
+-- KEYS[3]  ZSET    names of large bodies
+-- ARGV[1]  int     messages to keep, 0 for any number
+-- ARGV[2]  int     ms for which messages are kept, 0 for ever
+-- ARGV[3]  int     bytes to keep, 0 for any number
+-- ARGV[4]  int     messages above which even needed ones are dropped, 0 for never
+-- ARGV[5]  str     what keys of large bodies begin with; a name completes the key
+--
+-- Returns  list  messages dropped, of these still needed by a group, large bodies freed
+
+-- Few enough to look at one by one; more go by whole nodes of the stream.
+local ONE_BY_ONE = 200
+
+if redis.call('EXISTS', KEYS[1]) == 0 then return {0, 0, 0} end
+
+local function numbers(id)
+  local ms, seq = string.match(id, '^(%d+)-(%d+)$')
+  return tonumber(ms), tonumber(seq)
+end
+local function is_before(one, other)
+  local ms, seq = numbers(one)
+  local other_ms, other_seq = numbers(other)
+  return ms < other_ms or (ms == other_ms and seq < other_seq)
+end
+local function after(id)
+  local ms, seq = numbers(id)
+  return string.format('%.0f-%.0f', ms, seq + 1)
+end
+
+-- A group needs what is pending, and what follows the last message it was given.
+local needed
+for _, group in ipairs(redis.call('XINFO', 'GROUPS', KEYS[1])) do
+  local facts = {}
+  for i = 1, #group, 2 do facts[group[i]] = group[i + 1] end
+  local lowest = redis.call('XPENDING', KEYS[1], facts['name'])[2]
+    or after(facts['last-delivered-id'])
+  if not needed or is_before(lowest, needed) then needed = lowest end
+end
+
+local function drop_before(id)
+  if needed and is_before(needed, id) then id = needed end
+  return redis.call('XTRIM', KEYS[1], 'MINID', '=', id)
+end
+
+local dropped, lost, freed = 0, 0, 0
+if ARGV[2] ~= '0' then
+  local time = redis.call('TIME')
+  local now = time[1] * 1000 + math.floor(time[2] / 1000)
+  dropped = dropped + drop_before(string.format('%.0f-0', math.max(0, now - ARGV[2])))
+end
+
+local length = redis.call('XLEN', KEYS[1])
+local keep = length
+if ARGV[1] ~= '0' then keep = math.min(keep, tonumber(ARGV[1])) end
+if ARGV[3] ~= '0' and length > 0 then
+  local size = redis.call('MEMORY', 'USAGE', KEYS[1])
+  if size > tonumber(ARGV[3]) then keep = math.min(keep, math.floor(length * ARGV[3] / size)) end
+end
+local excess = length - keep
+if excess > 0 and not needed then
+  dropped = dropped + redis.call('XTRIM', KEYS[1], 'MAXLEN', '=', keep)
+elseif excess > 0 then
+  if excess > ONE_BY_ONE then
+    local gone = redis.call('XTRIM', KEYS[1], 'MINID', '~', needed, 'LIMIT', excess)
+    dropped, excess = dropped + gone, excess - gone
+  end
+  if excess > 0 then
+    local oldest = redis.call('XRANGE', KEYS[1], '-', '+', 'COUNT', math.min(excess, ONE_BY_ONE))
+    dropped = dropped + drop_before(after(oldest[#oldest][1]))
+  end
+end
+
+if ARGV[4] ~= '0' and redis.call('XLEN', KEYS[1]) > tonumber(ARGV[4]) then
+  if needed then dropped = dropped + drop_before(needed) end
+  local gone = redis.call('XTRIM', KEYS[1], 'MAXLEN', '=', ARGV[4])
+  dropped = dropped + gone
+  if needed and gone > 0 then
+    lost = gone
+    redis.call('HINCRBY', KEYS[2], 'lost', lost)
+  end
+end
+
+for _, member in ipairs(redis.call('ZRANGE', KEYS[3], 0, ONE_BY_ONE - 1)) do
+  local name, id = string.match(member, '^(%S+) (%S+)$')
+  if name then
+    local past = needed and is_before(id, needed)
+    if past or not redis.call('XRANGE', KEYS[1], id, id)[1] then
+      redis.call('DEL', ARGV[5] .. name)
+      redis.call('ZREM', KEYS[3], member)
+      freed = freed + 1
+    end
+  end
+end
+return {dropped, lost, freed}

@@ -1,0 +1,89 @@
+"""A Lua script: read from `lua/`, called by digest.
+
+A server that has forgotten one (restart, failover, SCRIPT FLUSH) says so before it does anything,
+and gets the text with the call.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from functools import cache
+from hashlib import sha1
+from importlib.resources import files
+from typing import TYPE_CHECKING
+
+from penstock.errors import ScriptMissing
+from penstock.redis.node import Role
+from penstock.redis.wire import Argument, Command, Reply
+
+if TYPE_CHECKING:
+    from penstock.redis.client import Client
+
+__all__ = ["Script", "ScriptCaller", "load_script"]
+
+# From this version on a script may say in its first line how it wants to be run.
+_FLAGS_SINCE = 7
+_FLAGS = re.compile(r"^-- Flags: ([a-z,-]+)", re.MULTILINE)
+
+
+@dataclass(frozen=True, slots=True)
+class Script:
+    """One script: its text and digest, as servers with and without script flags get it."""
+
+    name: str
+    text: str
+    digest: str
+    plain_text: str
+    plain_digest: str
+
+    def by_digest(
+        self,
+        server_version: tuple[int, ...],
+        keys: tuple[str, ...],
+        arguments: tuple[Argument, ...],
+    ) -> Command:
+        digest = self.digest if server_version[0] >= _FLAGS_SINCE else self.plain_digest
+        return ("EVALSHA", digest, len(keys), *keys, *arguments)
+
+    def by_text(
+        self,
+        server_version: tuple[int, ...],
+        keys: tuple[str, ...],
+        arguments: tuple[Argument, ...],
+    ) -> Command:
+        text = self.text if server_version[0] >= _FLAGS_SINCE else self.plain_text
+        return ("EVAL", text, len(keys), *keys, *arguments)
+
+
+@cache
+def load_script(name: str) -> Script:
+    """Read `lua/<name>.lua`."""
+    plain = files("penstock.redis").joinpath("lua", f"{name}.lua").read_text(encoding="utf-8")
+    flags = _FLAGS.search(plain)
+    text = f"#!lua flags={flags[1]}\n{plain}" if flags else plain
+    return Script(name, text, _digest(text), plain, _digest(plain))
+
+
+def _digest(text: str) -> str:
+    return sha1(text.encode(), usedforsecurity=False).hexdigest()
+
+
+class ScriptCaller:
+    """Calls scripts by name on behalf of the classes whose methods are scripts."""
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+
+    async def run(
+        self,
+        name: str,
+        keys: tuple[str, ...],
+        arguments: tuple[Argument, ...],
+        role: Role = Role.DEFAULT,
+    ) -> Reply:
+        script, version = load_script(name), self._client.server_version
+        try:
+            return await self._client.call(*script.by_digest(version, keys, arguments), role=role)
+        except ScriptMissing:
+            return await self._client.call(*script.by_text(version, keys, arguments), role=role)

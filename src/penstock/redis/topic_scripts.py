@@ -1,0 +1,204 @@
+"""The scripts by which topics are written and read."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from penstock.redis.script import ScriptCaller
+from penstock.redis.wire import Argument, Reply
+
+__all__ = ["TopicScripts"]
+
+
+class TopicScripts(ScriptCaller):
+    """Scripts of producers and consumers, as calls. Where an epoch is asked for, -1 says stale."""
+
+    async def create_topic(self, *, meta: str, partitions: int, life: str, options: str) -> Reply:
+        """Note a new topic, or return the facts of the one that is there."""
+        return await self.run("create_topic", (meta,), (partitions, life, options))
+
+    async def open_partition(self, *, stream: str) -> bool:
+        """Make sure that the stream is there; whether it was made."""
+        return bool(await self.run("open_partition", (stream,), ()))
+
+    async def register_group(
+        self, *, stream: str, epochs: str, commit: str, group: str, start: str
+    ) -> int:
+        """Make sure that a group is known: 1 new, 0 known, 2 lost and made again, -1 no stream."""
+        return await self.run("register_group", (stream, epochs, commit), (group, start))
+
+    async def acquire(
+        self, *, lease: str, epochs: str, group: str, owner: str, ttl_ms: int, fences: str
+    ) -> int:
+        """Take a partition: the new epoch, 0 if it is taken, -1 if the group is not registered."""
+        return await self.run("acquire", (lease, epochs), (group, owner, ttl_ms, fences))
+
+    async def renew(
+        self,
+        *,
+        lease: str,
+        epochs: str,
+        fence: str,
+        group: str,
+        owner: str,
+        epoch: int,
+        ttl_ms: int,
+    ) -> bool:
+        """Hold a partition for longer; False if it has passed to somebody else."""
+        keys = (lease, epochs, fence)
+        return bool(await self.run("renew", keys, (group, owner, epoch, ttl_ms)))
+
+    async def release(
+        self,
+        *,
+        lease: str,
+        epochs: str,
+        fence: str,
+        stream: str,
+        group: str,
+        owner: str,
+        epoch: int,
+        consumer: str,
+        unbegun: Sequence[Argument],
+    ) -> bool:
+        """Give a partition up; False if it had passed to somebody else."""
+        keys = (lease, epochs, fence, stream)
+        return bool(await self.run("release", keys, (group, owner, epoch, consumer, *unbegun)))
+
+    async def settle(
+        self,
+        *,
+        epochs: str,
+        stream: str,
+        commit: str,
+        retry: str,
+        failures: str,
+        group: str,
+        epoch: int,
+        failed_before: int,
+        ids: Sequence[Argument],
+    ) -> int:
+        """Acknowledge messages; the first `failed_before` of them are taken off the retries."""
+        keys = (epochs, stream, commit, retry, failures)
+        return await self.run("settle", keys, (group, epoch, failed_before, *ids))
+
+    async def retry_later(
+        self,
+        *,
+        epochs: str,
+        retry: str,
+        failures: str,
+        group: str,
+        epoch: int,
+        failed: Sequence[Argument],
+    ) -> int:
+        """Note failed messages, each as id, delay in ms and failures: the server's time in ms."""
+        return await self.run("retry_later", (epochs, retry, failures), (group, epoch, *failed))
+
+    async def begin(
+        self,
+        *,
+        epochs: str,
+        stream: str,
+        retry: str,
+        group: str,
+        epoch: int,
+        consumer: str,
+        attempts: Sequence[Argument],
+    ) -> list[bytes] | int:
+        """Count attempts, each as id and number, before they are made; what may be begun."""
+        keys = (epochs, stream, retry)
+        return await self.run("begin", keys, (group, epoch, consumer, *attempts))
+
+    async def pending_page(
+        self,
+        *,
+        epochs: str,
+        stream: str,
+        retry: str,
+        failures: str,
+        group: str,
+        epoch: int,
+        start: str,
+        count: int,
+    ) -> Reply:
+        """List what is pending in the order of ids; -1 if stale."""
+        keys = (epochs, stream, retry, failures)
+        return await self.run("pending_page", keys, (group, epoch, start, count))
+
+    async def due_retries(
+        self,
+        *,
+        epochs: str,
+        stream: str,
+        retry: str,
+        failures: str,
+        group: str,
+        epoch: int,
+        count: int,
+    ) -> Reply:
+        """List failed messages whose time has come; -1 if stale."""
+        keys = (epochs, stream, retry, failures)
+        return await self.run("due_retries", keys, (group, epoch, count))
+
+    async def bury(
+        self, *, dlq: str, dlq_index: str, letter: str, fields: Sequence[Argument]
+    ) -> bytes:
+        """Write a dead letter, once; its id."""
+        return await self.run("bury", (dlq, dlq_index), (letter, *fields))
+
+    async def publish(
+        self,
+        *,
+        stream: str,
+        dedup: str,
+        dedup_times: str,
+        payload: str,
+        payloads: str,
+        delayed: str,
+        delayed_bodies: str,
+        idempotency_key: str,
+        remember_ms: int,
+        payload_name: str,
+        body: bytes,
+        waiting_id: str,
+        wait_ms: int,
+        fields: Sequence[Argument],
+    ) -> Reply:
+        """Store one message: id, 1 if it was stored now, ms until it is due; None: no topic."""
+        keys = (stream, dedup, dedup_times, payload, payloads, delayed, delayed_bodies)
+        arguments = (idempotency_key, remember_ms, payload_name, body, waiting_id, wait_ms)
+        return await self.run("publish", keys, (*arguments, *fields))
+
+    async def move_due(
+        self, *, stream: str, delayed: str, delayed_bodies: str, payloads: str, count: int
+    ) -> list[int]:
+        """Store delayed messages that are due: how many, and ms until the next (-1: none)."""
+        return await self.run("move_due", (stream, delayed, delayed_bodies, payloads), (count,))
+
+    async def beat_member(
+        self, *, members: str, member_info: str, member: str, about: bytes, ttl_ms: int
+    ) -> list[bytes]:
+        """Record a consumer's heartbeat; every living consumer and what it says of itself."""
+        return await self.run("beat_member", (members, member_info), (member, about, ttl_ms))
+
+    async def leave_group(self, *, members: str, member_info: str, member: str) -> bool:
+        """Take a consumer off the list; False if it was not on it."""
+        return bool(await self.run("leave_group", (members, member_info), (member,)))
+
+    async def trim(
+        self,
+        *,
+        stream: str,
+        counters: str,
+        payloads: str,
+        max_length: int,
+        max_age_ms: int,
+        max_bytes: int,
+        hard_length: int,
+        payload_prefix: str,
+    ) -> list[int]:
+        """Drop what nobody needs: messages dropped, lost to the hard cap, large bodies freed."""
+        keys = (stream, counters, payloads)
+        limits = (max_length, max_age_ms, max_bytes, hard_length)
+        return await self.run("trim", keys, (*limits, payload_prefix))
