@@ -12,9 +12,16 @@ PenstockError
 ├── EmbeddedError             the embedded server
 │   ├── BinaryMissing         no server binary for this platform
 │   └── StartFailed           it did not become ready in time
+├── TopicError                a topic, a group or a message is not as the caller thinks
+│   ├── TopicMissing          there is no such topic (any more)
+│   ├── TopicMismatch         the topic has another number of partitions
+│   ├── GroupMissing          there is no such group
+│   ├── LeaseLost             a partition has passed to another consumer; nothing was written
+│   └── InvalidMessage        a key, header, time or position that no message can have
 ├── NotOpen                   used before it was opened, after it was closed, or in a forked child
 └── ServerError               a command did not end confirmed; `outcome` says how it did end
     ├── OutcomeUnknown        sent, but no answer came: it may have happened
+    │   └── DurabilityMissed  it happened, but is not known to be as safe as was asked for
     └── Rejected              it did not happen
         ├── Unreachable       no connection could be made
         │   └── TlsFailed     … because the two sides do not trust each other
@@ -30,6 +37,7 @@ PenstockError
         ├── ServerBusy             a script or a function blocks the server
         ├── Redirected             the slot moved more often than we follow
         ├── ScriptMissing          the server forgot a script (it is loaded again by itself)
+        ├── DurabilityUnavailable  this server cannot promise what was asked for
         └── CommandRefused         the command itself is wrong here (WRONGTYPE, CROSSSLOT, ERR …)
 
 A call that returns is *confirmed*. `Rejected` means nothing was stored; `OutcomeUnknown` means that
@@ -50,10 +58,15 @@ __all__ = [
     "CommandRefused",
     "ConfigError",
     "DecodeError",
+    "DurabilityMissed",
+    "DurabilityUnavailable",
     "EmbeddedError",
     "EncodeError",
+    "GroupMissing",
     "InflationRefused",
+    "InvalidMessage",
     "InvalidName",
+    "LeaseLost",
     "NotOpen",
     "OutOfMemory",
     "Outcome",
@@ -73,6 +86,9 @@ __all__ = [
     "StorageFailing",
     "TlsFailed",
     "TooFewReplicas",
+    "TopicError",
+    "TopicMismatch",
+    "TopicMissing",
     "Unreachable",
 ]
 
@@ -163,6 +179,64 @@ class StartFailed(EmbeddedError):
     """The embedded server did not become ready in the time given."""
 
 
+class TopicError(PenstockError):
+    """A topic, a group or a message is not as the caller thinks. Nothing was written."""
+
+
+class TopicMissing(TopicError):
+    """There is no such topic (any more)."""
+
+    def __init__(self, topic: str) -> None:
+        super().__init__(topic)
+        self.topic = topic
+
+    def __str__(self) -> str:
+        return f"there is no topic {self.topic!r}"
+
+
+class TopicMismatch(TopicError):
+    """The topic has another number of partitions than the caller says."""
+
+    def __init__(self, topic: str, found: int, wanted: int) -> None:
+        super().__init__(topic, found, wanted)
+        self.topic, self.found, self.wanted = topic, found, wanted
+
+    def __str__(self) -> str:
+        return (
+            f"topic {self.topic!r} has {self.found} partitions, not {self.wanted}; "
+            "leave the number out, or grow the topic"
+        )
+
+
+class GroupMissing(TopicError):
+    """The topic has no such group."""
+
+    def __init__(self, topic: str, group: str) -> None:
+        super().__init__(topic, group)
+        self.topic, self.group = topic, group
+
+    def __str__(self) -> str:
+        return f"topic {self.topic!r} has no group {self.group!r}"
+
+
+class LeaseLost(TopicError):
+    """A partition has passed to another consumer; what the caller wanted was not written."""
+
+    def __init__(self, topic: str, group: str, partition: int, epoch: int) -> None:
+        super().__init__(topic, group, partition, epoch)
+        self.topic, self.group, self.partition, self.epoch = topic, group, partition, epoch
+
+    def __str__(self) -> str:
+        return (
+            f"partition {self.partition} of topic {self.topic!r} has passed to another consumer of "
+            f"group {self.group!r}: epoch {self.epoch} is over"
+        )
+
+
+class InvalidMessage(TopicError):
+    """A key, header, time or position that no message can have."""
+
+
 class NotOpen(PenstockError):
     """Used before it was opened, after it was closed, or in a forked child."""
 
@@ -180,6 +254,10 @@ class OutcomeUnknown(ServerError):
 
     outcome = Outcome.UNKNOWN
     transient = True
+
+
+class DurabilityMissed(OutcomeUnknown):
+    """It was stored, but is not known to be as safe as was asked for."""
 
 
 class Rejected(ServerError):
@@ -266,6 +344,10 @@ class ScriptMissing(Rejected):
     """The server does not know the script's digest (any more)."""
 
     transient = True
+
+
+class DurabilityUnavailable(Rejected):
+    """This server cannot promise the durability that was asked for; nothing was stored."""
 
 
 class CommandRefused(Rejected):

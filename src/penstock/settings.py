@@ -34,6 +34,7 @@ __all__ = [
     "Settings",
     "TimeoutSettings",
     "TlsSettings",
+    "TopicSettings",
     "WorkerSettings",
 ]
 
@@ -159,6 +160,33 @@ class WorkerSettings(Group):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TopicSettings(Group):
+    """Topics and their consumers."""
+
+    section: ClassVar[str] = "topics"
+    partitions: Annotated[int, Meta(ge=1, le=4096)] = 1
+    """Partitions of a topic that is created without saying how many."""
+    lease_ttl_s: Annotated[float, Meta(ge=0.2, le=3_600)] = 15.0
+    """A consumer silent for this long loses its partitions; renewed five times as often."""
+    balance_s: Annotated[float, Meta(ge=0.01, le=60)] = 0.5
+    """How often a consumer looks for partitions to take or to give up."""
+    fetch: Annotated[int, Meta(ge=1, le=10_000)] = 1_000
+    """Most messages of one read, over all partitions."""
+    max_inflight: Annotated[int, Meta(ge=1, le=1_000_000)] = 4_000
+    """Messages fetched but not settled, above which a consumer stops reading."""
+    claim_above: Annotated[int, Meta(ge=1, le=64 * 1024 * 1024)] = 64 * 1024
+    """Payloads of more bytes than this are kept beside the stream."""
+    remember_s: Annotated[float, Meta(gt=0, le=30 * 86_400)] = 3_600.0
+    """How long the repeat of an idempotency key is recognised."""
+    refresh_s: Annotated[float, Meta(ge=0.05, le=60)] = 1.0
+    """How old a producer's knowledge of a topic may be."""
+    janitor_s: Seconds = 10.0
+    """How often retention is applied and large payloads are freed."""
+    durability_s: Seconds = 5.0
+    """How long a send waits for the durability that was asked for."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LogSettings(Group):
     section: ClassVar[str] = "log"
     format: Literal["human", "json"] = "human"
@@ -189,6 +217,7 @@ class Settings(Group):
     codec: CodecSettings = field(default_factory=CodecSettings)
     health: HealthSettings = field(default_factory=HealthSettings)
     worker: WorkerSettings = field(default_factory=WorkerSettings)
+    topics: TopicSettings = field(default_factory=TopicSettings)
     log: LogSettings = field(default_factory=LogSettings)
 
     def __post_init__(self) -> None:

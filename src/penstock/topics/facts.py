@@ -1,0 +1,128 @@
+"""What a topic is: partitions, generation, options; and how it is made on first use."""
+
+from __future__ import annotations
+
+import uuid
+from dataclasses import dataclass
+
+import msgspec
+
+from penstock.errors import InvalidMessage, TopicMismatch, TopicMissing
+from penstock.redis.client import Client
+from penstock.redis.wire import Reply
+
+__all__ = ["MOST_PARTITIONS", "Facts", "Options", "Retention", "ensure_topic", "read_facts"]
+
+MOST_PARTITIONS = 4096
+
+
+class Retention(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """How long messages stay. Without a hard cap none is dropped that a group still needs."""
+
+    max_length: int = 0
+    """Messages per partition; 0 for any number."""
+    max_age_s: float = 0
+    max_bytes: int = 0
+    """Bytes per partition, as the server estimates them."""
+    hard_length: int = 0
+    """Messages per partition above which even needed ones are dropped, and counted as lost."""
+
+    def __post_init__(self) -> None:
+        for name in ("max_length", "max_age_s", "max_bytes", "hard_length"):
+            value = getattr(self, name)
+            if not isinstance(value, int | float) or isinstance(value, bool) or not value >= 0:
+                raise ValueError(f"retention {name} = {value!r}: expected 0 or more")
+        if self.hard_length and self.max_length > self.hard_length:
+            raise ValueError(
+                f"retention max_length = {self.max_length}: expected at most hard_length "
+                f"({self.hard_length})"
+            )
+
+    @property
+    def is_set(self) -> bool:
+        return any((self.max_length, self.max_age_s, self.max_bytes, self.hard_length))
+
+
+class Options(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What is stored with a topic, so that every process treats it alike."""
+
+    retention: Retention = Retention()
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """A topic as the server knows it at one moment."""
+
+    name: str
+    partitions: int
+    generation: int
+    """Grows by one each time that the topic grows."""
+    life: str
+    """Another one after the topic was deleted and made again."""
+    growing_to: int
+    """Partitions that it is about to have; 0 if it is not growing."""
+    switch_ms: int
+    """While it is growing: ms until producers have to wait for the new number."""
+    options: Options
+    created: bool = False
+
+
+async def read_facts(client: Client, topic: str) -> Facts:
+    """Return the facts of a topic, or raise `TopicMissing`. One round trip."""
+    facts = await _ask(client, topic, partitions=0, options=None)
+    if not facts.partitions:
+        raise TopicMissing(topic)
+    return facts
+
+
+async def ensure_topic(
+    client: Client, topic: str, partitions: int | None = None, options: Options | None = None
+) -> Facts:
+    """Make the topic unless it is there; `TopicMismatch` if it has other partitions than asked.
+
+    May be called by any number of processes at once, and again after a crash half-way.
+    """
+    if partitions is not None and not (
+        type(partitions) is int and 1 <= partitions <= MOST_PARTITIONS
+    ):
+        raise InvalidMessage(
+            f"topic {topic!r}: partitions = {partitions!r}: expected a whole number from 1 to "
+            f"{MOST_PARTITIONS}"
+        )
+    keys = client.keys.topic(topic)
+    count = partitions or client.settings.topics.partitions
+    # First the registry: a topic that nobody can find could not be deleted.
+    await client.call("SADD", client.keys.topics().registry, topic)
+    facts = await _ask(client, topic, partitions=count, options=options)
+    if partitions is not None and facts.partitions != partitions:
+        raise TopicMismatch(topic, facts.partitions, partitions)
+    await open_partitions(client, topic, range(facts.partitions))
+    streams = [client.keys.partition(topic, index).stream for index in range(facts.partitions)]
+    await client.call("SADD", keys.partitions, *streams)
+    return facts
+
+
+async def open_partitions(client: Client, topic: str, indexes: range) -> None:
+    """Make the streams that are not there."""
+    for index in indexes:
+        await client.scripts.open_partition(stream=client.keys.partition(topic, index).stream)
+
+
+async def _ask(client: Client, topic: str, *, partitions: int, options: Options | None) -> Facts:
+    reply: Reply = await client.scripts.create_topic(
+        meta=client.keys.topic(topic).meta,
+        partitions=partitions,
+        life=uuid.uuid4().hex,
+        options="" if options is None else msgspec.json.encode(options).decode(),
+    )
+    created, count, generation, life, growing_to, switch_ms, stored = reply
+    return Facts(
+        name=topic,
+        partitions=count,
+        generation=generation,
+        life=life.decode(),
+        growing_to=growing_to,
+        switch_ms=switch_ms,
+        options=msgspec.json.decode(stored, type=Options) if stored else Options(),
+        created=bool(created),
+    )

@@ -1,0 +1,167 @@
+"""A message: what a producer hands in, what is stored, and what a handler gets."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+import msgspec
+
+from penstock.errors import DecodeError, InvalidMessage
+
+__all__ = ["Fields", "Message", "Outgoing", "Source", "encode_headers", "field_of"]
+
+Fields = list[bytes]
+"""Names and values in turn, as the server returns an entry."""
+
+PAYLOAD: Final = b"payload"
+KEY: Final = b"key"
+HEADERS: Final = b"headers"
+TARGET_GROUP: Final = b"targetGroup"
+"""Only this group handles the message; others pass over it."""
+BARRIER: Final = b"barrier"
+"""The topic grew here, to this generation: what follows waits for all that precedes."""
+RETRY_COUNT: Final = b"retryCount"
+
+STORAGE_TYPE: Final = "x-payload-storage-type"
+PAYLOAD_REF: Final = "x-payload-hash-ref"
+ORIGINAL_SIZE: Final = "x-payload-original-size"
+STORED_BESIDE: Final = "hash"
+_INTERNAL: Final = frozenset({STORAGE_TYPE, PAYLOAD_REF, ORIGINAL_SIZE})
+FORCED_PARTITION: Final = "x-force-partition-id"
+
+_headers_decoder = msgspec.json.Decoder(dict[str, Any])
+
+
+@dataclass(frozen=True, slots=True)
+class Outgoing:
+    """One message of a batch, where the payload alone does not say all."""
+
+    payload: Any
+    key: str | None = None
+    headers: Mapping[str, str] | None = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Source:
+    """What all messages of one partition, read by one subscription, have in common."""
+
+    topic: str
+    partition: int
+    group: str
+    decode: Callable[[bytes], Any]
+
+
+class Message:
+    """One delivery of a message. Payload and headers are decoded when they are looked at.
+
+    `id` is the server's: it grows within a partition, and its first number is the time at which
+    the server stored the message.
+    """
+
+    __slots__ = ("_decoded", "attempt", "body", "fields", "id", "source")
+
+    def __init__(self, source: Source, id_: bytes, fields: Fields, attempt: int = 1) -> None:
+        self.source = source
+        self.id = id_
+        self.fields = fields
+        self.attempt = attempt
+        """1 for the first; crashes count."""
+        self.body: bytes | None = None
+        """A payload that was stored beside the stream, once it has been fetched."""
+
+    def __repr__(self) -> str:
+        source = self.source
+        return f"<Message {self.id.decode()} of {source.topic}/{source.partition}>"
+
+    @property
+    def topic(self) -> str:
+        return self.source.topic
+
+    @property
+    def partition(self) -> int:
+        return self.source.partition
+
+    @property
+    def group(self) -> str:
+        """The group that this delivery is for."""
+        return self.source.group
+
+    @property
+    def sent_ms(self) -> int:
+        """When the server stored it, in ms since 1970 (UTC)."""
+        return int(self.id.partition(b"-")[0])
+
+    @property
+    def key(self) -> str | None:
+        raw = field_of(self.fields, KEY)
+        return None if raw is None else raw.decode(errors="backslashreplace")
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """Headers as the producer gave them; those about large payloads are left out."""
+        return {name: value for name, value in self.all_headers.items() if name not in _INTERNAL}
+
+    @property
+    def all_headers(self) -> dict[str, str]:
+        """Every header; text that is not a JSON object counts as none."""
+        return decode_headers(field_of(self.fields, HEADERS))
+
+    @property
+    def raw_payload(self) -> bytes:
+        """The payload as it is stored, or `DecodeError` if there is none."""
+        if self.body is not None:
+            return self.body
+        raw = self.fields[1] if self.fields[0] == PAYLOAD else field_of(self.fields, PAYLOAD)
+        if raw is None:
+            raise DecodeError("the entry has no field 'payload'", msgspec.json.encode(self.shown()))
+        return raw
+
+    @property
+    def payload(self) -> Any:
+        """The payload as the handler's type; `DecodeError` if it is not that."""
+        try:
+            return self._decoded
+        except AttributeError:
+            self._decoded = self.source.decode(self.raw_payload)
+            return self._decoded
+
+    def shown(self) -> dict[str, str]:
+        """Every field as text, for people and dead letters."""
+        texts = [part.decode(errors="backslashreplace") for part in self.fields]
+        return dict(zip(texts[::2], texts[1::2], strict=False))
+
+
+def field_of(fields: Fields, name: bytes) -> bytes | None:
+    """Value of a field, or None."""
+    for place in range(0, len(fields) - 1, 2):
+        if fields[place] == name:
+            return fields[place + 1]
+    return None
+
+
+def decode_headers(text: bytes | None) -> dict[str, str]:
+    """Read the headers field; what is not a JSON object counts as no headers."""
+    if not text:
+        return {}
+    try:
+        headers = _headers_decoder.decode(text)
+    except msgspec.DecodeError:
+        return {}
+    return {
+        name: value if isinstance(value, str) else msgspec.json.encode(value).decode()
+        for name, value in headers.items()
+    }
+
+
+def encode_headers(headers: Mapping[str, str]) -> bytes:
+    """Write the headers field, or raise `InvalidMessage`."""
+    for name, value in headers.items():
+        # Callers without a type checker pass whatever they have.
+        if not isinstance(name, str) or not isinstance(value, str):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise InvalidMessage(f"header {name!r} = {value!r}: names and values are texts")
+    try:
+        return msgspec.json.encode(dict(headers))
+    except UnicodeEncodeError as error:
+        raise InvalidMessage(f"headers hold text that is not Unicode: {error}") from None
