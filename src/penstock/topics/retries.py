@@ -1,0 +1,398 @@
+"""What happens to a message whose handler failed: again later, or to the dead letters.
+
+    RetryPolicy(max_attempts=3, backoff=Fixed(10))             three tries, ten seconds apart
+    RetryPolicy(backoff=(5, 10, 30))                           a table; its last wait repeats
+    RetryPolicy(backoff=Exponential(0.5, 300, jitter="full"))  doubling, spread over the whole wait
+    RetryPolicy(give_up_on=(ValueError,))                      some errors never get better
+
+A handler can decide for itself by raising or returning `Retry(after=30)` or `DeadLetter("why")`.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+import re
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from email.utils import parsedate_to_datetime
+from enum import StrEnum
+from hashlib import blake2b
+from traceback import TracebackException, walk_tb
+from types import TracebackType
+from typing import Any, Literal, Self, cast
+
+import msgspec
+
+from penstock.clock import SYSTEM_CLOCK
+from penstock.errors import SettingError
+from penstock.topics.times import LONGEST_WAIT, wait_s
+
+__all__ = [
+    "Backoff",
+    "DeadLetter",
+    "DeathReason",
+    "Decision",
+    "Exponential",
+    "Failure",
+    "Fixed",
+    "GiveUp",
+    "Retry",
+    "RetryIn",
+    "RetryPolicy",
+]
+
+# 2.0 ** 1024 overflows; any sane cap is reached long before this.
+_LARGEST_EXPONENT = 64
+
+
+class DeathReason(StrEnum):
+    """Why a message is in the dead letters."""
+
+    EXHAUSTED = "exhausted"
+    """It failed as often as the policy allows."""
+    FATAL = "fatal"
+    """The policy does not try again after such an error."""
+    REQUESTED = "requested"
+    """The handler said so, with `DeadLetter`."""
+    CRASHED = "crashed"
+    """Its last attempt ended with the process: nobody saw an error."""
+    UNDECODABLE = "undecodable"
+    """Its payload cannot be read as the type that the handler asks for."""
+
+
+class Retry(Exception):
+    """A handler's wish to get the message again, raised or returned.
+
+    `after` is seconds or a timedelta; None leaves the wait to the policy. The policy's limit of
+    attempts holds all the same. `reason` is what the failure says.
+    """
+
+    def __init__(self, after: float | timedelta | None = None, reason: str = "") -> None:
+        super().__init__(after, reason)
+        self.after, self.reason = after, reason
+        self.after_s = None if after is None else wait_s(after, "Retry: after")
+
+    def __str__(self) -> str:
+        wait = "" if self.after_s is None else f"again in {self.after_s:g} s"
+        return ": ".join(filter(None, (wait, self.reason))) or "again"
+
+
+class DeadLetter(Exception):
+    """A handler's wish to put the message aside for people to look at, raised or returned."""
+
+    def __init__(self, reason: str = "") -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+    def __str__(self) -> str:
+        return self.reason
+
+
+@dataclass(frozen=True, slots=True)
+class RetryIn:
+    """Deliver the message again after so many seconds."""
+
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class GiveUp:
+    """Put the message into the dead letters. `detail` is the handler's own word for why."""
+
+    reason: DeathReason
+    detail: str = ""
+
+
+Decision = RetryIn | GiveUp
+
+
+def _is_number(value: object) -> bool:
+    return type(value) is int or (isinstance(value, float) and math.isfinite(value))
+
+
+def _check_seconds(name: str, value: object) -> None:
+    if not _is_number(value) or not 0 <= cast("float", value) <= LONGEST_WAIT.total_seconds():
+        raise SettingError(name, value, "a number of seconds from 0 to ten years")
+
+
+@dataclass(frozen=True, slots=True)
+class Fixed:
+    """The same wait every time."""
+
+    seconds: float
+
+    def __post_init__(self) -> None:
+        _check_seconds("Fixed.seconds", self.seconds)
+
+    def wait_s(self, attempt: int) -> float:  # noqa: ARG002  whichever it was
+        """Seconds to wait after the failed attempt number `attempt` (1, 2, …)."""
+        return float(self.seconds)
+
+
+@dataclass(frozen=True, slots=True)
+class Exponential:
+    """min(base_s·2^(attempt-1), max_s), lengthened by up to `jitter` of it, never beyond `max_s`.
+
+    `jitter="full"` draws from the whole range down to 0 instead. That spreads best what failed
+    together, also at the cap, at the price of some waits that are much shorter.
+    """
+
+    base_s: float = 1
+    max_s: float = 60
+    jitter: float | Literal["full"] = 0.25
+
+    def __post_init__(self) -> None:
+        _check_seconds("Exponential.base_s", self.base_s)
+        _check_seconds("Exponential.max_s", self.max_s)
+        if self.max_s < self.base_s:
+            expected = f"at least base_s = {self.base_s}"
+            raise SettingError("Exponential.max_s", self.max_s, expected)
+        if self.jitter != "full" and not (_is_number(self.jitter) and 0 <= self.jitter <= 1):
+            raise SettingError("Exponential.jitter", self.jitter, 'a number from 0 to 1, or "full"')
+
+    def wait_s(self, attempt: int) -> float:
+        """Seconds to wait after the failed attempt number `attempt` (1, 2, …)."""
+        exponent = min(max(attempt, 1) - 1, _LARGEST_EXPONENT)
+        wait = min(self.base_s * 2.0**exponent, self.max_s)
+        draw = random.random()  # noqa: S311  spreads load, keeps no secret
+        if self.jitter == "full":
+            return wait * draw
+        return min(wait * (1 + self.jitter * draw), float(self.max_s))
+
+
+Backoff = Exponential | Fixed | tuple[float, ...]
+"""How long to wait; a tuple has one wait in seconds for each attempt, and its last one repeats."""
+
+
+@dataclass(frozen=True, slots=True)
+class RetryPolicy:
+    """When a failed message is tried again. See the examples at the top of the module.
+
+    `max_attempts` counts the first try too. `give_up_on` wins over `retry_on`. An error that says
+    how long to stay away (`retry_after`, or the Retry-After header of an HTTP response) is heeded
+    if that is longer than the backoff, up to `max_retry_after_s`. An exception group is judged by
+    the errors in it: one that is hopeless makes all of it so.
+    """
+
+    max_attempts: int = 5
+    backoff: Backoff = Exponential()
+    retry_on: tuple[type[Exception], ...] = (Exception,)
+    give_up_on: tuple[type[Exception], ...] = ()
+    max_retry_after_s: float = 3600
+
+    def __post_init__(self) -> None:
+        if type(self.max_attempts) is not int or self.max_attempts < 1:
+            expected = "a whole number from 1"
+            raise SettingError("RetryPolicy.max_attempts", self.max_attempts, expected)
+        _check_backoff(self.backoff)
+        _check_kinds("RetryPolicy.retry_on", self.retry_on)
+        _check_kinds("RetryPolicy.give_up_on", self.give_up_on)
+        _check_seconds("RetryPolicy.max_retry_after_s", self.max_retry_after_s)
+
+    def decide(self, error: Exception, attempt: int, *, now_ms: int | None = None) -> Decision:
+        """Say what becomes of a message whose attempt number `attempt` (1, 2, …) ended so.
+
+        `now_ms` is what a Retry-After date is measured from; the machine's clock, if not given.
+        """
+        parts = list(_parts(error))
+        for part in parts:
+            if isinstance(part, DeadLetter):
+                return GiveUp(DeathReason.REQUESTED, part.reason)
+        if self._is_fatal(error, parts):
+            return GiveUp(DeathReason.FATAL)
+        if attempt >= self.max_attempts:
+            return GiveUp(DeathReason.EXHAUSTED)
+        return RetryIn(max(self._wait_s(part, attempt, now_ms) for part in parts))
+
+    def _is_fatal(self, error: Exception, parts: list[Exception]) -> bool:
+        others = [part for part in (error, *parts) if not isinstance(part, Retry)]
+        if any(isinstance(part, self.give_up_on) for part in others):
+            return True
+        if isinstance(error, self.retry_on):
+            return False
+        return not all(isinstance(part, (Retry, *self.retry_on)) for part in parts)
+
+    def _wait_s(self, part: Exception, attempt: int, now_ms: int | None) -> float:
+        if isinstance(part, Retry) and part.after_s is not None:
+            return part.after_s
+        asked = min(_asked_wait_s(part, now_ms), float(self.max_retry_after_s))
+        return max(self.backoff_s(attempt), asked)
+
+    def backoff_s(self, attempt: int) -> float:
+        """Seconds to wait after the failed attempt number `attempt` (1, 2, …), errors aside."""
+        if isinstance(self.backoff, tuple):
+            return float(self.backoff[min(max(attempt, 1), len(self.backoff)) - 1])
+        return self.backoff.wait_s(attempt)
+
+
+def _parts(error: Exception) -> Iterator[Exception]:
+    """Yield the error itself or, for a group, each error in it: what a TaskGroup raises is one."""
+    waiting: list[Exception] = [error]
+    while waiting:
+        part = waiting.pop()
+        if isinstance(part, ExceptionGroup):
+            waiting.extend(cast("ExceptionGroup[Exception]", part).exceptions)
+        else:
+            yield part
+
+
+def _check_backoff(backoff: Any) -> None:
+    if isinstance(backoff, tuple) and backoff:
+        for seconds in cast("tuple[object, ...]", backoff):
+            _check_seconds("RetryPolicy.backoff", seconds)
+    elif not isinstance(backoff, Exponential | Fixed):
+        expected = "Exponential(…), Fixed(…) or a tuple of at least one number of seconds"
+        raise SettingError("RetryPolicy.backoff", cast("object", backoff), expected)
+
+
+def _check_kinds(name: str, kinds: Any) -> None:
+    each = cast("tuple[object, ...]", kinds if isinstance(kinds, tuple) else (None,))
+    if not all(isinstance(kind, type) and issubclass(kind, Exception) for kind in each):
+        raise SettingError(name, cast("object", kinds), "a tuple of subclasses of Exception")
+
+
+def _asked_wait_s(error: Exception, now_ms: int | None) -> float:
+    """Return the longest wait that the error asks for, or 0. What cannot be read asks nothing."""
+    waits = [0.0]
+    for value in _retry_afters(error):
+        with suppress(Exception):  # a foreign value of any kind: it must not decide the message
+            waits.append(_as_wait_s(value, now_ms))
+    return max(waits)
+
+
+def _retry_afters(error: Exception) -> Iterator[object]:
+    yield _attribute(error, "retry_after")
+    # httpx and requests hang the headers on a response, aiohttp and urllib on the error itself.
+    for holder in (_attribute(error, "response"), error):
+        headers = _attribute(holder, "headers")
+        for name in ("retry-after", "Retry-After"):  # a plain dict tells them apart
+            with suppress(Exception):
+                yield cast("Mapping[str, object]", headers)[name]
+
+
+def _attribute(holder: object, name: str) -> Any:
+    with suppress(Exception):  # a property may raise anything
+        return getattr(holder, name, None)
+    return None
+
+
+def _as_wait_s(value: object, now_ms: int | None) -> float:
+    if isinstance(value, timedelta):
+        return value.total_seconds()
+    if isinstance(value, str):
+        with suppress(ValueError):
+            return _as_wait_s(float(value), now_ms)
+        return _until_s(parsedate_to_datetime(value), now_ms)
+    return float(cast("float", value)) if _is_number(value) else 0.0
+
+
+def _until_s(moment: datetime, now_ms: int | None) -> float:
+    if moment.tzinfo is None:  # "-0000" is UTC, said by someone who does not know their own zone
+        moment = moment.replace(tzinfo=UTC)
+    now_ms = SYSTEM_CLOCK.wall_ms() if now_ms is None else now_ms
+    return moment.timestamp() - now_ms / 1000
+
+
+_LONGEST_MESSAGE = 1000
+_LONGEST_STACK_BYTES = 8 * 1024
+_MOST_FRAMES = 64
+_MOST_CAUSES = 16
+# Frames of what calls a handler. They change with how it is run and with Penstock's version.
+_CALLERS = re.compile(r"(penstock\.(topics|runtime)|asyncio|concurrent\.futures|threading)(\.|$)")
+# Python 3.12 and later run these within the function around them.
+_COMPREHENSIONS = (".<listcomp>", ".<dictcomp>", ".<setcomp>")
+_CHANGING = re.compile(r"0x[0-9a-f]+|\b(?=[a-f-]*\d)[0-9a-f-]{8,}\b|\d+", re.IGNORECASE)
+
+
+class Failure(msgspec.Struct, frozen=True, kw_only=True):
+    """One failed attempt, as stored with the message.
+
+    Equal bugs have equal fingerprints: made of the classes of the error and its causes and of the
+    functions it passed through. The message counts only for what was not raised and for DeadLetter,
+    numbers and addresses in it never.
+    """
+
+    error_class: str
+    message: str
+    stack: str
+    fingerprint: str
+    at_ms: int
+    attempt: int
+
+    @classmethod
+    def of(cls, error: Exception, attempt: int, at_ms: int) -> Self:
+        """Describe an error. Never raises, whatever the error's own code does."""
+        return cls(
+            error_class=_guarded(_class_name, error),
+            message=_guarded(_message, error),
+            stack=_guarded(_stack, error),
+            fingerprint=_guarded(_fingerprint, error),
+            at_ms=at_ms,
+            attempt=attempt,
+        )
+
+
+def _guarded(describe: Callable[[BaseException], str], error: BaseException) -> str:
+    try:
+        return describe(error)
+    except Exception as raised:  # noqa: BLE001  an error's own __str__ may raise anything
+        return f"<cannot be told: {type(raised).__name__}>"
+
+
+def _cut(text: str) -> str:
+    """Shorten, and escape halves of surrogate pairs, which cannot be stored as UTF-8."""
+    text = text[: _LONGEST_MESSAGE + 1].encode("utf-8", "backslashreplace").decode()
+    return text if len(text) <= _LONGEST_MESSAGE else f"{text[: _LONGEST_MESSAGE - 1]}…"
+
+
+def _class_name(error: BaseException) -> str:
+    kind = type(error)
+    return _cut(f"{kind.__module__}.{kind.__qualname__}".removeprefix("builtins."))
+
+
+def _message(error: BaseException) -> str:
+    return _cut(str(error))
+
+
+def _stack(error: BaseException) -> str:
+    """Return the end of the printed traceback, in which a huge message hides no frame."""
+    told = TracebackException(type(error), error, error.__traceback__, limit=-_MOST_FRAMES)
+    data = "\n".join(_cut(piece.rstrip("\n")) for piece in told.format()).encode()
+    if len(data) <= _LONGEST_STACK_BYTES:
+        return data.decode()
+    return "…\n" + data[-_LONGEST_STACK_BYTES:].partition(b"\n")[2].decode()
+
+
+def _fingerprint(error: BaseException) -> str:
+    traits: list[str] = []
+    link: BaseException | None = error
+    for _ in range(_MOST_CAUSES):  # errors can name each other as their cause
+        if link is None:
+            break
+        traits += _traits(link)
+        if isinstance(link, ExceptionGroup):  # in the order of their ends, which changes
+            parts = _parts(cast("ExceptionGroup[Exception]", link))
+            traits += sorted({"\n".join(_traits(part)) for part in parts})
+        link = link.__cause__ or (None if link.__suppress_context__ else link.__context__)
+    return blake2b("\n".join(traits).encode(), digest_size=8).hexdigest()
+
+
+def _traits(error: BaseException) -> list[str]:
+    places = _places(error.__traceback__)
+    told = isinstance(error, DeadLetter) or not places
+    words = [_CHANGING.sub("#", _guarded(_message, error))] if told else []
+    return [_class_name(error), *places, *words]
+
+
+def _places(traceback: TracebackType | None) -> list[str]:
+    """Name the functions that the error passed through, each once: recursion differs in depth."""
+    named = [
+        (str(frame.f_globals.get("__name__")), frame.f_code.co_qualname)
+        for frame, _ in walk_tb(traceback)
+    ]
+    first = next((n for n, (module, _) in enumerate(named) if not _CALLERS.match(module)), 0)
+    places = [_cut(f"{module}:{name}") for module, name in named[first:]]
+    return list(dict.fromkeys(place for place in places if not place.endswith(_COMPREHENSIONS)))
