@@ -42,7 +42,7 @@ format: $(VENV)/.dev
 	$(BIN)/ruff check --fix
 
 bench: $(VENV)/.dev
-	$(BIN)/python bench/run.py --suite core
+	$(BIN)/python bench/run.py
 
 torture: $(VENV)/.dev
 	$(BIN)/pytest -m torture

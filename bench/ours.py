@@ -1,0 +1,159 @@
+"""Penstock's side of the suite `topics`: programs that use nothing but the public API.
+
+python ours.py consume <handler> <partitions>
+               send-batch | send-batch-with-keys | send-at-once <partitions> <count>
+               send-alone <count>
+               send-paced | take-paced <a second> <count>
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import statistics
+import sys
+import time
+from collections.abc import Awaitable, Callable
+from itertools import count as numbers
+from pathlib import Path
+
+import uvloop
+
+sys.path.insert(0, str(Path(__file__).parent / "peers"))
+
+import sending
+
+from loops import GROUP, ORDER, Order
+from penstock import Message, Outgoing, Penstock, Settings, Topic
+from penstock.testing.figures import ratio
+
+AT_A_TIME = 5_000
+BATCH = 500
+ROUNDS = 9
+WARM_UP_S = 2
+
+app = Penstock(settings=Settings(url=sending.URL))
+
+
+def consume(handler: str, partitions: int) -> int:
+    """Run a worker with an empty handler until it is killed."""
+    topic = orders(partitions)
+
+    async def one(_: Order) -> None:
+        pass
+
+    async def many(_: list[Order]) -> None:
+        pass
+
+    match handler:
+        case "message":
+            topic.subscribe(group=GROUP)(one)
+        case "key":
+            topic.subscribe(group=GROUP, ordering="key")(one)
+        case "batch":
+            topic.subscribe(group=GROUP, batch=BATCH)(many)
+        case _:
+            raise SystemExit(f"no such handler: {handler}")
+    return app.worker().run_forever()
+
+
+async def send_batch(partitions: int) -> None:
+    topic, total = orders(partitions), sending.count()
+    started = time.perf_counter()
+    for _ in range(0, total, AT_A_TIME):
+        await topic.send_batch([ORDER] * AT_A_TIME)
+    sending.tell(total, started)
+
+
+async def send_batch_with_keys(partitions: int) -> None:
+    topic, total = orders(partitions), sending.count()
+    started = time.perf_counter()
+    for first in range(0, total, AT_A_TIME):
+        turns = range(first, first + AT_A_TIME)
+        await topic.send_batch([Outgoing(ORDER, key=f"customer-{turn}") for turn in turns])
+    sending.tell(total, started)
+
+
+async def send_at_once(partitions: int) -> None:
+    topic = orders(partitions)
+    await sending.send_at_once(lambda: topic.send(ORDER))
+
+
+async def send_alone() -> None:
+    """One after the other, in turns with what a bare client needs for the same XADD."""
+    topic, stream, body = orders(1), "bare", json.dumps(sending.ORDER)
+    stock = await app.redis.stock()
+    total = sending.count() // ROUNDS
+    ours = one_by_one(lambda: topic.send(ORDER), total)
+    bare = one_by_one(lambda: app.redis.call("XADD", stream, "*", "payload", body), total)
+    theirs = one_by_one(lambda: stock.xadd(stream, {"payload": body}), total)
+    await ours()  # the first one opens what it needs
+    told = {
+        "client": await ratio(ours, bare, ROUNDS),
+        "redis-py": await ratio(ours, theirs, ROUNDS),
+        "rate": await ours(),
+    }
+    print(json.dumps(told), flush=True)
+
+
+def one_by_one(call: Callable[[], Awaitable[object]], total: int) -> Callable[[], Awaitable[float]]:
+    async def measure() -> float:
+        started = time.perf_counter()
+        for _ in range(total):
+            await call()
+        return total / (time.perf_counter() - started)
+
+    return measure
+
+
+async def send_paced(a_second: int) -> None:
+    """Each message carries when it was sent, by the clock that all processes share."""
+    topic, loop = orders(4), asyncio.get_running_loop()
+    started = loop.time()
+    for number in range(sending.count()):
+        await asyncio.sleep(started + number / a_second - loop.time())
+        await topic.send(Order(time.monotonic_ns(), ORDER.customer, ORDER.lines, ORDER.note))
+
+
+def take_paced(a_second: int) -> int:
+    """Tell how long messages were on their way, in ms, once all have come."""
+    took_ms: list[float] = []
+    arrived = numbers(1)
+    total = sending.count()
+
+    async def take(order: Order, _: Message) -> None:
+        took_ms.append((time.monotonic_ns() - order.id) / 1e6)
+        if next(arrived) == total:
+            centiles = statistics.quantiles(took_ms[WARM_UP_S * a_second :], n=100)
+            print(json.dumps({"p50": centiles[49], "p99": centiles[98]}), flush=True)
+
+    orders(4).subscribe(group=GROUP)(take)
+    return app.worker().run_forever()
+
+
+def orders(partitions: int) -> Topic[Order]:
+    return app.topic("orders", partitions=partitions, type=Order)
+
+
+async def opened(work: Awaitable[None]) -> None:
+    async with app:
+        await work
+
+
+if __name__ == "__main__":
+    role, arguments = sys.argv[1], sys.argv[2:]
+    match role:
+        case "consume":
+            sys.exit(consume(arguments[0], int(arguments[1])))
+        case "take-paced":
+            sys.exit(take_paced(int(arguments[0])))
+        case "send-batch":
+            uvloop.run(opened(send_batch(int(arguments[0]))))
+        case "send-batch-with-keys":
+            uvloop.run(opened(send_batch_with_keys(int(arguments[0]))))
+        case "send-at-once":
+            uvloop.run(opened(send_at_once(int(arguments[0]))))
+        case "send-alone":
+            uvloop.run(opened(send_alone()))
+        case "send-paced":
+            uvloop.run(opened(send_paced(int(arguments[0]))))
