@@ -1,14 +1,33 @@
-"""Payloads that are stored beside the stream, as those look who find a reference to one."""
+"""Payloads as those see them who look: unpacked and cut, or found where they are stored beside."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
+from penstock.errors import DecodeError
 from penstock.redis.client import Client
+from penstock.redis.codec import Codec
 from penstock.redis.keys.topics import PartitionKeys
-from penstock.topics.message import PAYLOAD_REF, STORAGE_TYPE, STORED_BESIDE, Message
+from penstock.topics.message import (
+    ORIGINAL_SIZE,
+    PAYLOAD_REF,
+    STORAGE_TYPE,
+    STORED_BESIDE,
+    Message,
+)
+from penstock.topics.views import PayloadView
 
-__all__ = ["body_key", "fetch_body", "payload_prefix"]
+__all__ = [
+    "SHOWN_BYTES",
+    "body_key",
+    "fetch_body",
+    "payload_prefix",
+    "show_payload",
+    "without_reference",
+]
+
+SHOWN_BYTES = 64 * 1024
+"""What is shown of a payload, unless more or less is asked for."""
 
 
 def payload_prefix(keys: PartitionKeys) -> str:
@@ -27,6 +46,12 @@ def body_key(keys: PartitionKeys, headers: Mapping[str, str]) -> str | None:
     return key if key.startswith(payload_prefix(keys)) else None
 
 
+def without_reference(headers: Mapping[str, str]) -> dict[str, str]:
+    """Headers but those that say where the payload is."""
+    about = {STORAGE_TYPE, PAYLOAD_REF, ORIGINAL_SIZE}
+    return {name: value for name, value in headers.items() if name not in about}
+
+
 async def fetch_body(client: Client, message: Message) -> bytes | None:
     """Payload that a message refers to; None if it refers to none, or if it is gone.
 
@@ -34,3 +59,24 @@ async def fetch_body(client: Client, message: Message) -> bytes | None:
     """
     key = body_key(client.keys.partition(message.topic, message.partition), message.all_headers)
     return None if key is None else await client.call("GET", key)
+
+
+def show_payload(codec: Codec, raw: bytes | None, most_bytes: int = SHOWN_BYTES) -> PayloadView:
+    """Payload as people read it. What cannot be unpacked is shown as it is stored."""
+    if raw is None:
+        return PayloadView(text="", size=0, is_missing=True)
+    try:
+        data = codec.decode(raw, bytes)
+    except DecodeError:
+        data = raw
+    shown = data[:most_bytes]
+    is_cut = len(data) > len(shown)
+    try:
+        text, is_text = shown.decode(), True
+    except UnicodeDecodeError as error:
+        # The cut may have gone through a character.
+        is_text = (
+            is_cut and error.start > len(shown) - 4 and error.reason == "unexpected end of data"
+        )
+        text = shown[: error.start].decode() if is_text else shown.decode(errors="backslashreplace")
+    return PayloadView(text=text, size=len(data), is_text=is_text, is_cut=is_cut)

@@ -19,21 +19,105 @@ import msgspec
 
 from penstock.clock import SYSTEM_CLOCK
 from penstock.redis.client import Client
-from penstock.topics.bodies import fetch_body
+from penstock.redis.codec import Codec
+from penstock.topics.bodies import SHOWN_BYTES, fetch_body, show_payload
 from penstock.topics.message import (
     HEADERS,
     KEY,
     PAYLOAD,
+    STORAGE_TYPE,
+    STORED_BESIDE,
+    Fields,
     Message,
+    decode_headers,
     encode_headers,
     field_of,
 )
 from penstock.topics.retries import Failure
+from penstock.topics.views import LetterView
 
-__all__ = ["bury", "index_field", "iso_time", "letter_fields"]
+__all__ = ["Letter", "bury", "index_field", "iso_time", "letter_fields"]
 
 _MAX_RETRIES = b"maxRetries"
 _TIMESTAMP = b"timestamp"
+
+
+class Letter:
+    """A stored letter. Nothing in it is taken for granted: other programs write letters too."""
+
+    __slots__ = ("id", "raw")
+
+    def __init__(self, id_: bytes, fields: Fields) -> None:
+        self.id = id_.decode()
+        self.raw = dict(zip(fields[::2], fields[1::2], strict=False))
+        """The fields as they are stored."""
+
+    def text(self, name: str) -> str | None:
+        value = self.raw.get(name.encode())
+        return None if value is None else value.decode(errors="backslashreplace")
+
+    def number(self, name: str) -> int | None:
+        text = self.text(name) or ""
+        return int(text) if text.isascii() and text.isdigit() else None
+
+    @property
+    def buried_ms(self) -> int:
+        return int(self.id.partition("-")[0])
+
+    @property
+    def group(self) -> str | None:
+        return self.text("group")
+
+    @property
+    def partition(self) -> int:
+        return self.number("partitionId") or 0
+
+    @property
+    def message_id(self) -> str | None:
+        return self.text("originalMessageId")
+
+    @property
+    def headers(self) -> dict[str, str]:
+        return decode_headers(self.raw.get(HEADERS))
+
+    @property
+    def fields(self) -> dict[str, str] | None:
+        """Every field of an entry that had no payload."""
+        return decode_headers(self.raw[b"fields"]) if b"fields" in self.raw else None
+
+    @property
+    def payload(self) -> bytes | None:
+        """The payload; None if the message had none, or if it is only referred to."""
+        if b"fields" in self.raw or self.headers.get(STORAGE_TYPE) == STORED_BESIDE:
+            return None
+        return self.raw.get(PAYLOAD)
+
+    @property
+    def index_field(self) -> str:
+        return index_field(self.group or "", self.text("partitionId") or "", self.message_id or "")
+
+    def view(self, codec: Codec, most_bytes: int = SHOWN_BYTES) -> LetterView:
+        return LetterView(
+            id=self.id,
+            buried_ms=self.buried_ms,
+            topic=self.text("originalTopic") or "",
+            partition=self.partition,
+            message_id=self.message_id,
+            payload=show_payload(codec, self.payload, most_bytes),
+            key=self.text("key"),
+            headers=self.headers,
+            attempts=self.number("attempts") or (self.number("retryCount") or 0) + 1,
+            failed_at=self.text("failedAt"),
+            group=self.group,
+            reason=self.text("reason"),
+            error_class=self.text("errorClass"),
+            error_message=self.text("errorMessage"),
+            stack=self.text("stack"),
+            fingerprint=self.text("fingerprint"),
+            first_failure_ms=self.number("firstFailureMs"),
+            last_failure_ms=self.number("lastFailureMs"),
+            fields=self.fields,
+        )
 
 
 async def bury(

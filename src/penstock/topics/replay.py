@@ -1,0 +1,230 @@
+"""How dead letters are sent again: where to, as what, how fast, and never twice."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from penstock.errors import ServerError, TopicError, TopicMissing
+from penstock.redis.client import Client
+from penstock.redis.wire import Argument
+from penstock.topics.barrier import read_markers
+from penstock.topics.bodies import body_key, without_reference
+from penstock.topics.entries import claimed_fields, message_fields
+from penstock.topics.letters import Letter
+from penstock.topics.message import (
+    HEADERS,
+    KEY,
+    STORAGE_TYPE,
+    STORED_BESIDE,
+    TARGET_GROUP,
+    decode_headers,
+    encode_headers,
+)
+from penstock.topics.partitioners import Partitioner, check_partition
+from penstock.topics.views import Replayed
+
+__all__ = ["ORIGINAL_ID", "Replay"]
+
+ORIGINAL_ID = "x-original-message-id"
+
+# Long enough for people to come back to a replay that was cut off.
+_REMEMBER_MS = 24 * 3600 * 1000
+_CHUNK = 100
+_CHUNKS_PER_S = 10
+
+
+@dataclass(frozen=True, slots=True)
+class _Ready:
+    """A letter as it will be sent."""
+
+    letter: Letter
+    partition: int
+    fields: tuple[Argument, ...]
+    payload_name: str = ""
+    body: bytes = b""
+
+
+class _Unfit(Exception):
+    """This letter cannot be sent; the text says why."""
+
+
+class Replay:
+    """One replay of letters of one topic. `prepare` comes first."""
+
+    def __init__(
+        self,
+        client: Client,
+        topic: str,
+        partitioner: Partitioner,
+        *,
+        to_group: bool,
+        rate: float | None,
+    ) -> None:
+        self.chunk = _CHUNK if rate is None else max(1, min(_CHUNK, int(rate / _CHUNKS_PER_S)))
+        """Letters to be handed over at a time."""
+        self.missing = 0
+        self.detail = "to the group that failed" if to_group else "to all groups"
+        self._client, self._topic, self._partitioner = client, topic, partitioner
+        self._to_group, self._rate = to_group, rate
+        self._count = 0
+        self._moved_before: dict[int, tuple[int, int]] = {}
+        self._groups: frozenset[str] = frozenset()
+        self._started_at = asyncio.get_running_loop().time()
+        self._matched = self._replayed = self._repeated = 0
+        self._skipped: dict[str, str] = {}
+
+    async def prepare(self) -> None:
+        """Look at the topic; `TopicMissing`, or `TopicError` while it grows. One round trip."""
+        keys = self._client.keys.topic(self._topic)
+        meta, groups = await self._client.pipeline([("HGETALL", keys.meta), ("HKEYS", keys.groups)])
+        for reply in (meta, groups):
+            if isinstance(reply, ServerError):
+                raise reply
+        facts = dict(zip(meta[::2], meta[1::2], strict=True))
+        self._count = int(facts.get(b"partitionCount", 0))
+        if not self._count:
+            raise TopicMissing(self._topic)
+        if b"growing" in facts:
+            raise TopicError(f"topic {self._topic!r} is growing; replay when that is done")
+        self._groups = frozenset(group.decode() for group in groups)
+        # Messages before these were placed when the topic had fewer partitions.
+        markers = read_markers(meta).get(int(facts.get(b"generation", 1)), {})
+        self._moved_before = {index: _numbers(marker.decode()) for index, marker in markers.items()}
+
+    def result(self) -> Replayed:
+        return Replayed(
+            matched=self._matched,
+            replayed=self._replayed,
+            repeated=self._repeated,
+            missing=self.missing,
+            skipped=self._skipped,
+        )
+
+    async def examine(self, letters: Sequence[Letter]) -> list[_Ready]:
+        """Find out what can be sent, and count what cannot."""
+        ready: list[_Ready] = []
+        for letter in letters:
+            self._matched += 1
+            try:
+                ready.append(await self._ready(letter))
+            except _Unfit as reason:
+                self._skipped[letter.id] = str(reason)
+        return ready
+
+    async def send(self, letters: Sequence[Letter]) -> list[str]:
+        """Send letters and return the ids of those that are in their partitions now.
+
+        Partitions go side by side, letters of one partition one after the other.
+        """
+        lanes: dict[int, list[_Ready]] = {}
+        for one in await self.examine(letters):
+            lanes.setdefault(one.partition, []).append(one)
+        await self._keep_pace()
+        ends = await asyncio.gather(*map(self._send_lane, lanes.values()), return_exceptions=True)
+        for end in ends:
+            if end is not None:
+                raise end
+        return [one.letter.id for lane in lanes.values() for one in lane]
+
+    async def _send_lane(self, lane: Sequence[_Ready]) -> None:
+        for one in lane:
+            keys = self._client.keys.partition(self._topic, one.partition)
+            stored = await self._client.scripts.publish(
+                stream=keys.stream,
+                dedup=keys.dedup,
+                dedup_times=keys.dedup_times,
+                payload=keys.payload(one.payload_name or "none"),
+                payloads=keys.payloads,
+                delayed=keys.delayed,
+                delayed_bodies=keys.delayed_bodies,
+                idempotency_key=f"replay/{one.letter.id}",
+                remember_ms=_REMEMBER_MS,
+                payload_name=one.payload_name,
+                body=one.body,
+                waiting_id="",
+                wait_ms=0,
+                fields=one.fields,
+            )
+            if stored is None:
+                raise TopicMissing(self._topic)
+            if stored[1]:
+                self._replayed += 1
+            else:
+                self._repeated += 1
+
+    async def _keep_pace(self) -> None:
+        if self._rate is not None:
+            loop = asyncio.get_running_loop()
+            due = self._started_at + (self._replayed + self._repeated) / self._rate
+            await asyncio.sleep(max(0.0, due - loop.time()))
+
+    async def _ready(self, letter: Letter) -> _Ready:
+        target = letter.group if self._to_group else None
+        if target is not None and target not in self._groups:
+            raise _Unfit(f"group {target!r} is not registered (any more)")
+        partition = self._place(letter)
+        aim: tuple[Argument, ...] = () if target is None else (TARGET_GROUP, target)
+        body = letter.payload
+        if body is None:
+            body = await self._referred(letter)
+        if body is None:
+            return _Ready(letter, partition, (*_foreign_fields(letter), *aim))
+        key = letter.raw.get(KEY)
+        headers = _headers(letter)
+        if len(body) <= self._client.settings.topics.claim_above:
+            return _Ready(letter, partition, (*message_fields(body, key, headers), *aim))
+        name = f"replay-{letter.id}"
+        place = self._client.keys.partition(self._topic, partition).payload(name)
+        fields = (*claimed_fields(place, len(body), key, headers), *aim)
+        return _Ready(letter, partition, fields, name, body)
+
+    async def _referred(self, letter: Letter) -> bytes | None:
+        """Payload that is stored beside the stream; None if the letter speaks of none."""
+        headers = _stored_headers(letter)
+        if headers.get(STORAGE_TYPE) != STORED_BESIDE:
+            return None
+        key = body_key(self._client.keys.partition(self._topic, letter.partition), headers)
+        body = None if key is None else await self._client.call("GET", key)
+        if body is None:
+            raise _Unfit("its payload was stored beside the stream and is gone")
+        return body
+
+    def _place(self, letter: Letter) -> int:
+        stored, key = letter.partition, letter.text("key")
+        if stored < self._count and not self._has_moved(letter):
+            return stored
+        if key is None:
+            return stored % self._count
+        return check_partition(self._partitioner.partition(key, self._count), self._count)
+
+    def _has_moved(self, letter: Letter) -> bool:
+        marker = self._moved_before.get(letter.partition)
+        return marker is not None and _numbers(letter.message_id or "") <= marker
+
+
+def _stored_headers(letter: Letter) -> dict[str, str]:
+    """Headers of the message, where the letter keeps the whole entry: those in it."""
+    if letter.fields is None:
+        return letter.headers
+    return decode_headers(letter.fields.get("headers", "").encode())
+
+
+def _headers(letter: Letter) -> dict[str, str]:
+    headers = without_reference(_stored_headers(letter))
+    return {**headers, ORIGINAL_ID: letter.message_id or letter.id}
+
+
+def _foreign_fields(letter: Letter) -> tuple[Argument, ...]:
+    """Fields of an entry that had no payload, as they were."""
+    if letter.fields is None:
+        raise _Unfit("it has no payload")
+    fields = {name: value for name, value in letter.fields.items() if name.encode() != TARGET_GROUP}
+    fields[HEADERS.decode()] = encode_headers(_headers(letter)).decode()
+    return tuple(part for item in fields.items() for part in item)
+
+
+def _numbers(id_: str) -> tuple[int, int]:
+    ms, _, sequence = id_.partition("-")
+    return (int(ms), int(sequence or 0)) if ms.isdigit() else (0, 0)
