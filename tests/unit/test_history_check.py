@@ -1,5 +1,7 @@
 """Each invariant convicts the smallest history that breaks it, by name, and nothing else."""
 
+import time
+
 import pytest
 
 from penstock.testing.history import Event, HistoryBroken, check
@@ -83,7 +85,7 @@ def test_a_message_that_was_sent_run_and_acked_breaks_nothing(script):
     script.run()
     script.found("log", group="")
     verdict = script.verdict()
-    assert verdict.ok, verdict
+    assert verdict.ok, str(verdict)
     assert verdict.counts.sent_ok == verdict.counts.started == verdict.counts.finished == 1
     assert {"I01", "I02", "I03", "I05", "I06", "I07", "I08", "I11", "I12"} <= set(verdict.examined)
 
@@ -266,7 +268,7 @@ def test_a_failed_a_retried_and_a_cancelled_run_may_be_repeated(script):
     script.settle(op="retry")
     script.run(attempt=3)
     verdict = script.verdict()
-    assert verdict.ok, verdict
+    assert verdict.ok, str(verdict)
 
 
 # I05: order of first starts
@@ -404,7 +406,7 @@ def stale_ack(script, outcome):
 def test_a_stale_ack_that_is_refused_or_lost_breaks_nothing(script):
     stale_ack(script, "refused")
     verdict = script.verdict(ordering="key")
-    assert verdict.ok, verdict
+    assert verdict.ok, str(verdict)
     assert verdict.examined["I09"] == 1
 
 
@@ -488,7 +490,7 @@ def test_an_exhausted_message_has_one_honest_dead_letter(script):
     exhausted(script)
     script.dead_letter()
     verdict = script.verdict()
-    assert verdict.ok, verdict
+    assert verdict.ok, str(verdict)
     assert verdict.counts.dead == 1
 
 
@@ -560,6 +562,26 @@ def test_a_thousand_violations_are_counted_and_twenty_are_told(script):
     verdict = script.verdict()
     assert verdict.totals["I01"] == verdict.counts.lost == 1000
     assert len(verdict.violations) == 20
+
+
+def test_twenty_thousand_messages_are_checked_in_two_seconds_of_processor_time(script):
+    script.grant(1)
+    for number in range(20_000):
+        script.sent(f"{number}-0", key=f"key-{number % 100}")
+        script.run(f"{number}-0")
+    began = time.process_time()
+    verdict = script.verdict()
+    assert time.process_time() - began < 2
+    assert verdict.ok, str(verdict)
+    assert verdict.counts.finished == 20_000
+
+
+def test_a_violation_shows_what_happened_when_and_by_whom(script):
+    script.grant(2)
+    script.grant(1, actor="w2")
+    first, second = str(script.verdict()).splitlines()[-2:]
+    assert "0.000000 w grant" in first
+    assert "1.000000 w2 grant" in second
 
 
 def test_a_send_that_ended_without_beginning_makes_the_history_useless(script):

@@ -331,12 +331,12 @@ def verdict_on(events):
 @given(st.data(), st.integers(0, 80))
 def test_a_topic_that_keeps_its_promises_is_never_convicted(data, length):
     verdict = verdict_on(life(lambda choices: data.draw(st.sampled_from(choices)), length))
-    assert verdict.ok, verdict
+    assert verdict.ok, str(verdict)
 
 
 def test_a_long_life_gives_every_invariant_something_to_examine():
     verdict = verdict_on(life(random.Random(7).choice, 20_000))  # noqa: S311
-    assert verdict.ok, verdict
+    assert verdict.ok, str(verdict)
     examined = {f"I{number:02}" for number in (*range(1, 13), 15, 16, 19, 26)}
     assert {name for name, times in verdict.examined.items() if times > 20} == examined
     counts = verdict.counts

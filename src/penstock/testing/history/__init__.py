@@ -2,7 +2,7 @@
 
 with Recorder(folder, "worker-1") as recorder: …
 verdict = check(read_history(folder), max_attempts=3)
-assert verdict.ok, verdict
+assert verdict.ok, str(verdict)
 """
 
 from penstock.testing.history.check import check

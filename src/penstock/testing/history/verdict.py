@@ -22,7 +22,12 @@ class Violation:
     evidence: tuple[Event, ...] = ()
 
     def __str__(self) -> str:
-        return f"{self.invariant}: {self.text}"
+        lines = [f"{self.invariant}: {self.text}"]
+        lines += [
+            f"    {event.t_mono:.6f} {event.actor} {event.op} {event.phase} {event.msg}".rstrip()
+            for event in self.evidence
+        ]
+        return "\n".join(lines)
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +50,7 @@ class Counts:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What was found. `assert verdict.ok, verdict` tells the first violations of each kind."""
+    """What was found. `assert verdict.ok, str(verdict)` tells the first violations of each kind."""
 
     violations: list[Violation]
     totals: Counter[str]
