@@ -18,6 +18,7 @@ PenstockError
 │   ├── GroupMissing          there is no such group
 │   ├── LeaseLost             a partition has passed to another consumer; nothing was written
 │   └── InvalidMessage        a key, header, time or position that no message can have
+├── SendBatchFailed           not every message of a batch is confirmed; `outcomes` has them all
 ├── NotOpen                   used before it was opened, after it was closed, or in a forked child
 └── ServerError               a command did not end confirmed; `outcome` says how it did end
     ├── OutcomeUnknown        sent, but no answer came: it may have happened
@@ -78,6 +79,7 @@ __all__ = [
     "Redirected",
     "Rejected",
     "ScriptMissing",
+    "SendBatchFailed",
     "ServerBusy",
     "ServerError",
     "SettingError",
@@ -235,6 +237,24 @@ class LeaseLost(TopicError):
 
 class InvalidMessage(TopicError):
     """A key, header, time or position that no message can have."""
+
+
+class SendBatchFailed(PenstockError):
+    """Not every message of a batch is confirmed.
+
+    `outcomes` tells of each, in their order: its id if it was stored, else why not (`Rejected`), or
+    why that is not known (`OutcomeUnknown`).
+    """
+
+    def __init__(self, outcomes: list[str | PenstockError]) -> None:
+        super().__init__(outcomes)
+        self.outcomes = outcomes
+
+    def __str__(self) -> str:
+        failed = [outcome for outcome in self.outcomes if not isinstance(outcome, str)]
+        first = f"; the first of the others: {failed[0]}" if failed else ""
+        stored = len(self.outcomes) - len(failed)
+        return f"{stored} of {len(self.outcomes)} messages are confirmed{first}"
 
 
 class NotOpen(PenstockError):

@@ -229,7 +229,7 @@ class Keeper:
         if not self.syncs or time.monotonic() < self.sync_at:
             return
         try:
-            for log in (self.home / "appendonlydir").glob("*.incr.aof"):
+            for log in append_logs(self.home):
                 size = log.stat().st_size
                 if self.synced.get(log) != size:
                     _sync_file(log)
@@ -258,6 +258,19 @@ class Keeper:
             except subprocess.TimeoutExpired:
                 server.kill()
                 server.wait()
+
+
+def append_logs(home: Path) -> list[Path]:
+    """The files to which the server of a data directory appends what it is told."""
+    return list((home / "appendonlydir").glob("*.incr.aof"))
+
+
+def sync_data(home: Path) -> None:
+    """Bring all that the server has confirmed by now to the disk, or raise OSError."""
+    for log in append_logs(home):
+        # One that has gone was rewritten, and the server has synced what took its place.
+        with suppress(FileNotFoundError):
+            _sync_file(log)
 
 
 def _sync_file(path: Path) -> None:

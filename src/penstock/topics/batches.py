@@ -1,0 +1,169 @@
+"""Many messages in one call."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from penstock.errors import PenstockError, Rejected, SendBatchFailed, ServerError, TopicMissing
+from penstock.redis.wire import Command, Reply
+from penstock.topics.entries import check_key
+from penstock.topics.facts import Facts
+from penstock.topics.lanes import ELSEWHERE, Lane, message_id
+from penstock.topics.message import Outgoing
+from penstock.topics.sender import Sender
+
+__all__ = ["send_batch"]
+
+_CHUNK = 500
+_CHUNK_BYTES = 1024 * 1024
+_IN_FLIGHT = 2
+
+
+@dataclass(slots=True)
+class _Part:
+    """Messages of one chunk for one partition."""
+
+    lane: Lane
+    commands: list[Command]
+    places: list[int]
+    replies: asyncio.Future[list[Reply]]
+
+
+async def send_batch(
+    sender: Sender, messages: Sequence[Any], key: Callable[[Any], str | None] | None
+) -> list[str]:
+    """See `Topic.send_batch`."""
+    return await _Batch(sender, messages, key).send()
+
+
+class _Batch:
+    """Messages go out in chunks, the next one while the last is on its way.
+
+    After a failure nothing more is sent, so that no message overtakes one that its key's order
+    puts before it.
+    """
+
+    def __init__(
+        self, sender: Sender, messages: Sequence[Any], key: Callable[[Any], str | None] | None
+    ) -> None:
+        self._sender, self._messages, self._key = sender, messages, key
+        self._next = 0
+        self._outcomes: list[str | PenstockError | None] = [None] * len(messages)
+        self._failure: PenstockError | None = None
+        self._draining = False
+        self._under_way: deque[list[_Part]] = deque()
+
+    async def send(self) -> list[str]:
+        while self._unsent or self._under_way:
+            if self._unsent and not self._draining:
+                await self._send_chunk()
+            if len(self._under_way) >= _IN_FLIGHT or not self._unsent or self._draining:
+                await self._finish_chunk()
+        return self._ids()
+
+    @property
+    def _unsent(self) -> bool:
+        return self._failure is None and self._next < len(self._messages)
+
+    async def _send_chunk(self) -> None:
+        sender, chunk = self._sender, list[_Part]()
+        try:
+            facts = sender.known.fresh() or await sender.known.get()
+            end, collected = self._collect(facts)
+        except PenstockError as error:
+            if not self._next:
+                raise  # nothing was sent at all
+            self._failure = error
+            return
+        self._next = end
+        for lane, (commands, places) in collected.items():
+            replies = await sender.route.begin(lane, commands)
+            chunk.append(_Part(lane, commands, places, replies))
+        self._under_way.append(chunk)
+
+    def _collect(self, facts: Facts) -> tuple[int, dict[Lane, tuple[list[Command], list[int]]]]:
+        """Encode the next chunk; where it ends, and its commands by partition."""
+        sender, messages, key_of = self._sender, self._messages, self._key
+        encode, lane_for, add_command = sender.encode, sender.lane_for, sender.add_command
+        collected: dict[Lane, tuple[list[Command], list[int]]] = {}
+        place, size = self._next, 0
+        end = min(place + _CHUNK, len(messages))
+        while place < end and size < _CHUNK_BYTES:
+            payload, key, headers = messages[place], None, None
+            if type(payload) is Outgoing:
+                payload, key, headers = payload.payload, payload.key, payload.headers
+            if key is None and key_of is not None:
+                key = key_of(payload)
+            stored_key = None if key is None else check_key(key)
+            data = encode(payload)
+            lane = lane_for(facts, key, headers)
+            if lane not in collected:
+                collected[lane] = ([], [])
+            commands, places = collected[lane]
+            commands.append(add_command(lane, data, stored_key, headers))
+            places.append(place)
+            size += len(data)
+            place += 1
+        return place, collected
+
+    async def _finish_chunk(self) -> None:
+        for part in self._under_way.popleft() if self._under_way else ():
+            refused = self._note(part.places, await part.replies)
+            if refused and self._failure is None:
+                # What is still on its way may be refused, too: it is next, before anything new.
+                self._draining = True
+                wanted = set(refused)
+                again = [
+                    command
+                    for place, command in zip(part.places, part.commands, strict=True)
+                    if place in wanted
+                ]
+                await self._mend(part.lane, again, refused)
+            if self._sender.trimmer.every:
+                self._sender.trimmer.sent(part.lane, len(part.places))
+        self._draining = self._draining and bool(self._under_way)
+
+    def _note(self, places: list[int], replies: list[Reply]) -> list[int]:
+        """Note each message's end; which of them were not stored and may be sent once more."""
+        outcomes, refused = self._outcomes, list[int]()
+        for place, reply in zip(places, replies, strict=True):
+            if type(reply) is bytes:
+                outcomes[place] = reply.decode()
+            elif reply is None:
+                outcomes[place] = TopicMissing(self._sender.topic)
+                refused.append(place)
+            elif isinstance(reply, ServerError):
+                outcomes[place] = reply
+                if isinstance(reply, ELSEWHERE):
+                    refused.append(place)
+                else:
+                    self._failure = self._failure or reply
+            else:
+                outcomes[place] = message_id(reply)
+        return refused
+
+    async def _mend(self, lane: Lane, commands: list[Command], places: list[int]) -> None:
+        try:
+            if any(isinstance(self._outcomes[place], TopicMissing) for place in places):
+                await self._sender.known.again()
+            replies = await self._sender.route.mend(lane, commands)
+        except PenstockError as error:
+            self._failure = error
+            return
+        if refused := self._note(places, replies):
+            failure = self._outcomes[refused[0]]
+            self._failure = failure if isinstance(failure, PenstockError) else self._failure
+
+    def _ids(self) -> list[str]:
+        ids = [outcome for outcome in self._outcomes if isinstance(outcome, str)]
+        if len(ids) == len(self._outcomes):
+            return ids
+        skipped = Rejected("not sent: an earlier message of the batch failed")
+        outcomes = [skipped if outcome is None else outcome for outcome in self._outcomes]
+        if self._failure is not None and self._outcomes[self._next : self._next + 1] == [None]:
+            outcomes[self._next] = self._failure
+        raise SendBatchFailed(outcomes) from self._failure

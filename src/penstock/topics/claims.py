@@ -1,0 +1,67 @@
+"""Messages that a plain XADD cannot store: once per key, large, or for later."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from penstock.redis.script import load_script
+from penstock.redis.wire import Argument, Command
+from penstock.topics.entries import claimed_fields, message_fields
+from penstock.topics.lanes import Lane
+
+__all__ = ["Publication", "publication"]
+
+
+@dataclass(frozen=True, slots=True)
+class Publication:
+    """One call of the script `publish`."""
+
+    keys: tuple[str, ...]
+    arguments: tuple[Argument, ...]
+
+    def by_digest(self, server_version: tuple[int, ...]) -> Command:
+        return load_script("publish").by_digest(server_version, self.keys, self.arguments)
+
+    def by_text(self, server_version: tuple[int, ...]) -> Command:
+        """The call that no server can refuse for having forgotten the script."""
+        return load_script("publish").by_text(server_version, self.keys, self.arguments)
+
+
+def publication(
+    lane: Lane,
+    data: bytes,
+    key: bytes | None,
+    headers: Mapping[str, str] | None,
+    *,
+    beside: bool,
+    more_fields: tuple[Argument, ...] = (),
+    idempotency_key: str = "",
+    remember_ms: int = 0,
+    wait_ms: int | None = None,
+) -> Publication:
+    """Build the call. `beside` keeps the payload out of the stream, at a key of its own.
+
+    `wait_ms` is how long the message waits; if negative, the server's ms at which it is due.
+    """
+    keys = lane.keys
+    name = uuid.uuid4().hex if beside else ""
+    payload_key = keys.payload(name or "none")
+    if beside:
+        fields = claimed_fields(payload_key, len(data), key, headers)
+    else:
+        fields = message_fields(data, key, headers)
+    return Publication(
+        (
+            *(keys.stream, keys.dedup, keys.dedup_times, payload_key, keys.payloads),
+            *(keys.delayed, keys.delayed_bodies),
+        ),
+        (
+            *(idempotency_key, remember_ms),
+            *((name, data) if beside else ("", b"")),
+            *(("", 0) if wait_ms is None else (f"d-{uuid.uuid4().hex}", wait_ms)),
+            *fields,
+            *more_fields,
+        ),
+    )
