@@ -28,10 +28,19 @@ class TopicScripts(ScriptCaller):
         return await self.run("register_group", (stream, epochs, commit), (group, start))
 
     async def acquire(
-        self, *, lease: str, epochs: str, group: str, owner: str, ttl_ms: int, fences: str
+        self,
+        *,
+        lease: str,
+        epochs: str,
+        group: str,
+        owner: str,
+        ttl_ms: int,
+        fences: str,
+        dead_owner: str,
     ) -> int:
         """Take a partition: the new epoch, 0 if it is taken, -1 if the group is not registered."""
-        return await self.run("acquire", (lease, epochs), (group, owner, ttl_ms, fences))
+        arguments = (group, owner, ttl_ms, fences, dead_owner)
+        return await self.run("acquire", (lease, epochs), arguments)
 
     async def renew(
         self,

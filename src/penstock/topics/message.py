@@ -31,6 +31,7 @@ STORED_BESIDE: Final = "hash"
 _INTERNAL: Final = frozenset({STORAGE_TYPE, PAYLOAD_REF, ORIGINAL_SIZE})
 FORCED_PARTITION: Final = "x-force-partition-id"
 
+_NOT_YET: Final = object()
 _headers_decoder = msgspec.json.Decoder(dict[str, Any])
 
 
@@ -68,6 +69,7 @@ class Message:
         self.fields = fields
         self.attempt = attempt
         """1 for the first; crashes count."""
+        self._decoded: Any = _NOT_YET
         self.body: bytes | None = None
         """A payload that was stored beside the stream, once it has been fetched."""
 
@@ -121,11 +123,9 @@ class Message:
     @property
     def payload(self) -> Any:
         """The payload as the handler's type; `DecodeError` if it is not that."""
-        try:
-            return self._decoded
-        except AttributeError:
+        if self._decoded is _NOT_YET:
             self._decoded = self.source.decode(self.raw_payload)
-            return self._decoded
+        return self._decoded
 
     def shown(self) -> dict[str, str]:
         """Every field as text, for people and dead letters."""

@@ -4,19 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Callable, Coroutine, Iterable, Mapping
 from datetime import datetime, timedelta
-from typing import Any
+from typing import Any, TypeVar, Unpack
 
 from penstock.redis.client import Client
 from penstock.redis.codec import Codec
 from penstock.topics.batches import send_batch
+from penstock.topics.consumer import Consumer
+from penstock.topics.dead_letters import DeadLetters
 from penstock.topics.delayed import Mover
 from penstock.topics.durability import Durability
 from penstock.topics.facts import Facts, Options, Retention
+from penstock.topics.handlers import as_handler
 from penstock.topics.known import Known
-from penstock.topics.partitioners import Partitioner
+from penstock.topics.partitioners import Crc32, JavaHash, Partitioner
 from penstock.topics.sender import Sender
+from penstock.topics.subscription import Subscription, SubscriptionOptions
 
 __all__ = ["Topic"]
+
+Handle = TypeVar("Handle", bound=Callable[..., Any])
 
 
 class Topic:
@@ -43,9 +49,12 @@ class Topic:
         mover: Mover | None = None,
     ) -> None:
         client.keys.topic(name)  # a name that cannot be is told here, not at the first message
+        self.client, self.codec = client, codec
         self.name = name
         self.type = type
         self.interop = interop
+        self._partitioner = partitioner or (JavaHash() if interop else Crc32())
+        self.subscriptions: list[tuple[Callable[..., Any], Subscription]] = []
         options = None if retention is None else Options(retention=retention)
         self._known = Known(client, name, partitions=partitions, options=options)
         self._sender = Sender(
@@ -54,7 +63,7 @@ class Topic:
             name,
             self._known,
             type_=type,
-            partitioner=partitioner,
+            partitioner=self._partitioner,
             durability=durability,
             interop=interop,
             mover=mover,
@@ -100,6 +109,34 @@ class Topic:
         `SendBatchFailed` tells of each message how it ended.
         """
         return await send_batch(self._sender, list(messages), key)
+
+    def subscribe(
+        self, group: str, **options: Unpack[SubscriptionOptions]
+    ) -> Callable[[Handle], Handle]:
+        """Register a handler; `app.worker()` runs it. See `Subscription` for the options.
+
+            @orders.subscribe(group="billing", ordering="key")
+            async def bill(order: Order) -> None: ...
+
+        The function itself is returned unchanged, so it can be called and tested as it is.
+        """
+        subscription = Subscription(group=group, **options)
+
+        def register(handler: Handle) -> Handle:
+            as_handler(handler, batch=subscription.batch is not None, default_type=self.type)
+            self.subscriptions.append((handler, subscription))
+            return handler
+
+        return register
+
+    def consumers(self) -> list[Consumer]:
+        """Make a consumer of each subscription; they run in the caller's event loop."""
+        return [Consumer(self, handler, told) for handler, told in self.subscriptions]
+
+    @property
+    def dead_letters(self) -> DeadLetters:
+        """What handlers could not deal with: look at it, mend it, send it again."""
+        return DeadLetters(self.client, self.codec, self.name, self._partitioner)
 
     async def facts(self) -> Facts:
         """Return partitions, generation and options, at most `topics.refresh_s` old."""

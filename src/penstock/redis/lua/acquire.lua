@@ -8,6 +8,8 @@
 -- ARGV[2]  str     who takes it
 -- ARGV[3]  int     ms for which the lease holds
 -- ARGV[4]  str     what fences of this group begin with; an epoch completes the key
+-- ARGV[5]  str     an owner known to be dead, though its lease has not run out: the server's clock
+--                  was set back; '' for none
 --
 -- Returns  int   the new epoch
 --           0    somebody owns it
@@ -16,7 +18,9 @@
 local epoch = redis.call('HGET', KEYS[2], ARGV[1])
 if not epoch then return -1 end
 local owner = redis.call('GET', KEYS[1])
-if owner and owner ~= ARGV[2] then return 0 end
+if owner and owner ~= ARGV[2] then
+  if owner ~= ARGV[5] or redis.call('PTTL', KEYS[1]) <= tonumber(ARGV[3]) then return 0 end
+end
 local next = epoch + 1
 redis.call('HSET', KEYS[2], ARGV[1], next)
 redis.call('SET', KEYS[1], ARGV[2], 'PX', ARGV[3])

@@ -12,10 +12,15 @@
 
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
-for _, dead in ipairs(redis.call('ZRANGEBYSCORE', KEYS[1], '-inf', now - ARGV[3])) do
-  redis.call('ZREM', KEYS[1], dead)
-  redis.call('HDEL', KEYS[2], dead)
+local function forget(members)
+  for _, dead in ipairs(members) do
+    redis.call('ZREM', KEYS[1], dead)
+    redis.call('HDEL', KEYS[2], dead)
+  end
 end
+forget(redis.call('ZRANGEBYSCORE', KEYS[1], '-inf', now - ARGV[3]))
+-- Beats from the future are from before the clock was set back; the living beat again at once.
+forget(redis.call('ZRANGEBYSCORE', KEYS[1], now + ARGV[3], '+inf'))
 redis.call('ZADD', KEYS[1], now, ARGV[1])
 redis.call('HSET', KEYS[2], ARGV[1], ARGV[2])
 local members = redis.call('ZRANGE', KEYS[1], 0, -1)

@@ -9,8 +9,9 @@
 -- ARGV[3]  str     id to begin with; ( before it: the one after
 -- ARGV[4]  int     most messages to return
 --
--- Returns  list  for each: id, attempts counted, ms until it is due (0: now), failures as JSON
---                or '', fields (an empty list if the message is not in the stream any more)
+-- Returns  list  for each: id, attempts counted, ms until it is due again (1 if it is due, 0 if it
+--                did not fail), failures as JSON or '', fields (an empty list if the message is not
+--                in the stream any more)
 --          -1    the partition is not the caller's any more
 
 if redis.call('HGET', KEYS[1], ARGV[1]) ~= ARGV[2] then return -1 end
@@ -22,7 +23,7 @@ for _, pending in ipairs(redis.call('XPENDING', KEYS[2], ARGV[1], ARGV[3], '+', 
   local due = redis.call('ZSCORE', KEYS[3], id)
   local found = redis.call('XRANGE', KEYS[2], id, id)
   page[#page + 1] = {
-    id, pending[4], due and math.max(0, due - now) or 0,
+    id, pending[4], due and math.max(1, due - now) or 0,
     redis.call('HGET', KEYS[4], id) or '', found[1] and found[1][2] or {},
   }
 end

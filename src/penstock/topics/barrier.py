@@ -1,0 +1,94 @@
+"""Where a topic grew: what was sent later waits for what was sent before, in every partition."""
+
+from __future__ import annotations
+
+import asyncio
+
+from penstock.errors import ServerError
+from penstock.redis.client import Client
+from penstock.redis.wire import Command, Reply
+from penstock.topics.held import Held
+
+__all__ = ["Barriers", "read_markers"]
+
+_LOOK_EVERY_S = 0.1
+
+Markers = dict[int, dict[int, bytes]]
+"""From generation to the id of its marker in each partition that was there before."""
+
+
+def read_markers(meta: list[bytes]) -> Markers:
+    """Markers among a topic's facts, as HGETALL returns them."""
+    markers: Markers = {}
+    for name, value in zip(meta[::2], meta[1::2], strict=True):
+        word, _, place = name.partition(b":")
+        if word == b"barrier":
+            generation, _, index = place.partition(b":")
+            markers.setdefault(int(generation), {})[int(index)] = value
+    return markers
+
+
+class Barriers:
+    """Waits until a group has handled all that precedes the markers of a growth."""
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+
+    async def passed(self, held: Held, generation: int) -> bool:
+        """Wait for the barrier to open; False if the partition is to be given up meanwhile.
+
+        What this partition has done is settled first, so that others can see it.
+        """
+        while not held.closing:
+            await held.settle()
+            markers = await held.surely("look at the barrier", lambda: self._markers(held))
+            # Without markers in the facts the growth itself is not finished.
+            if markers and generation in markers and await self._is_open(held, markers[generation]):
+                return True
+            await asyncio.sleep(_LOOK_EVERY_S)
+        return False
+
+    async def passed_all_before(self, held: Held) -> bool:
+        """Wait until a partition that was added by a growth may be read."""
+        markers: Markers = (
+            await held.surely("look at the barriers", lambda: self._markers(held)) or {}
+        )
+        for generation, before in markers.items():
+            if held.source.partition not in before and not await self.passed(held, generation):
+                return False
+        return True
+
+    async def _markers(self, held: Held) -> Markers:
+        meta = self._client.keys.topic(held.source.topic).meta
+        return read_markers(await self._client.call("HGETALL", meta))
+
+    async def _is_open(self, held: Held, markers: dict[int, bytes]) -> bool:
+        group = held.source.group
+        streams = {
+            index: self._client.keys.partition(held.source.topic, index).stream for index in markers
+        }
+        commands: list[Command] = []
+        for stream in streams.values():
+            commands += [("XINFO", "GROUPS", stream), ("XPENDING", stream, group)]
+        replies = await self._client.pipeline(commands)
+        for index, known, pending in zip(markers, replies[::2], replies[1::2], strict=True):
+            if not _is_past(markers[index], group, known, pending):
+                return False
+        return True
+
+
+def _is_past(marker: bytes, group: str, groups: Reply, pending: Reply) -> bool:
+    if isinstance(groups, ServerError) or isinstance(pending, ServerError):
+        return False  # could not look
+    for facts in groups:
+        known = dict(zip(facts[::2], facts[1::2], strict=True))
+        if known[b"name"].decode() == group:
+            lowest = pending[1]
+            delivered = _numbers(known[b"last-delivered-id"]) >= _numbers(marker)
+            return delivered and (lowest is None or _numbers(lowest) >= _numbers(marker))
+    return True  # a group that is not registered there waits for nothing
+
+
+def _numbers(id_: bytes) -> tuple[int, int]:
+    ms, _, seq = id_.partition(b"-")
+    return int(ms), int(seq or 0)

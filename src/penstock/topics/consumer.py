@@ -1,0 +1,272 @@
+"""A consumer: one member of a group, with the partitions it owns and the handler it runs."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from penstock.clock import SYSTEM_CLOCK
+from penstock.errors import PenstockError, ServerError, TopicError
+from penstock.quiet import RateLimitedLog
+from penstock.redis.client import Client
+from penstock.redis.codec import Codec
+from penstock.runtime.backoff import retry_delay_s
+from penstock.runtime.service import Service
+from penstock.runtime.waiting import happens_within
+from penstock.topics.barrier import Barriers
+from penstock.topics.facts import Facts, read_facts
+from penstock.topics.handlers import as_handler
+from penstock.topics.held import Counts, Held, Item
+from penstock.topics.keyed import KeyedRunner
+from penstock.topics.message import Message, Source
+from penstock.topics.ownership import RENEWALS_PER_LEASE, Ownership
+from penstock.topics.pace import Pace
+from penstock.topics.reader import Reader
+from penstock.topics.recovery import Recovery
+from penstock.topics.retention import trim_partition
+from penstock.topics.runners import SerialRunner
+from penstock.topics.subscription import Subscription
+from penstock.topics.work import Work
+
+__all__ = ["Consumer"]
+
+logger = logging.getLogger(__name__)
+quiet = RateLimitedLog(logger)
+
+# A consumer that is cut short has this long to tell the server what it has done.
+_LAST_WORDS_S = 2.0
+
+
+class Runner(Protocol):
+    """What runs handlers in one of the orders."""
+
+    async def run(self, held: Held) -> None: ...
+    def left(self, held: Held) -> list[Item]: ...
+    def forget(self, held: Held) -> None: ...
+
+
+class Subscribable(Protocol):
+    """What a consumer needs to know of a topic."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def type(self) -> Any: ...
+    @property
+    def client(self) -> Client: ...
+    @property
+    def codec(self) -> Codec: ...
+    async def facts(self) -> Facts: ...
+
+
+class Consumer(Service):
+    """Handles a topic's messages for a group, beside any number of other consumers of it.
+
+        async with Consumer(orders, bill, Subscription(group="billing")):
+            ...
+
+    Every message reaches the handler at least once; it is acknowledged when the handler has
+    returned. See `Subscription` for the options.
+    """
+
+    def __init__(
+        self, topic: Subscribable, handler: Callable[..., Any], subscription: Subscription
+    ) -> None:
+        super().__init__(f"{topic.name}/{subscription.group}")
+        self.topic, self.subscription = topic, subscription
+        self.counts = Counts()
+        self.handler = as_handler(
+            handler, batch=subscription.batch is not None, default_type=topic.type
+        )
+        self._decode = topic.codec.decoder(self.handler.payload_type)
+        self._client = topic.client
+        self.when_known: Callable[[str, int], object] | None = None
+        """Called with the topic and its number of partitions when these are known, or change."""
+        self._trouble: str | None = "has not begun yet"
+        self._readers: dict[int | None, Reader] = {}
+        self._reading: list[asyncio.Task[None]] = []
+        self._serving: dict[Held, asyncio.Task[None]] = {}
+
+    def trouble(self) -> str | None:
+        if self.ended:
+            return None
+        for reader in self._readers.values():
+            if reader.trouble:
+                return f"consumer {self.name} {reader.trouble}"
+        return self._trouble and f"consumer {self.name}: {self._trouble}"
+
+    @property
+    def partitions(self) -> list[int]:
+        """Numbers of the partitions that it owns now."""
+        return sorted(held.source.partition for held in self._serving if not held.closing)
+
+    async def run(self) -> None:
+        topics = self._client.settings.topics
+        barriers = Barriers(self._client)
+        work = Work(self._client, self.handler, self.subscription, self.counts, barriers)
+        pace = Pace(topics.fetch, self.subscription.batch or 1)
+        try:
+            async with asyncio.TaskGroup() as group:
+                self._group, self._pace = group, pace
+                helpers = [group.create_task(self._tidy_for_ever(), name=f"{self.name} tidy")]
+                if self.subscription.ordering == "partition":
+                    self._runner: Runner = SerialRunner(work, pace)
+                else:
+                    keyed = self._runner = KeyedRunner(work, pace)
+                    helpers += [group.create_task(keyed.slot()) for _ in range(keyed.slots)]
+                self._recovery = Recovery(work, self._runner, barriers, self._room)
+                self._ownership = Ownership(
+                    self._client,
+                    self.topic.name,
+                    self.subscription,
+                    self.counts,
+                    self._source,
+                    self._began,
+                )
+                helpers.append(group.create_task(self._renew_for_ever(), name=f"{self.name} renew"))
+                await self._balance_until_stopped()
+                await self._drain()
+                for helper in (*helpers, *self._reading):
+                    helper.cancel()
+        finally:
+            work.close()
+            await self._say_goodbye()
+
+    # ---- the partitions we own
+
+    async def _balance_until_stopped(self) -> None:
+        topics = self._client.settings.topics
+        every_s = min(topics.balance_s, topics.lease_ttl_s / RENEWALS_PER_LEASE)
+        failures, exists = 0, False
+        while not self.stopping:
+            try:
+                if not exists:
+                    await self.topic.facts()
+                    exists = True
+                facts = await self._ownership.balance()
+                if self.when_known is not None:
+                    self.when_known(facts.name, facts.partitions)
+                failures, self._trouble = 0, None
+            except (ServerError, TopicError) as error:
+                if isinstance(error, ServerError) and not error.transient:
+                    raise
+                failures += 1
+                self._note(error)
+            rest_s = retry_delay_s(failures) if failures else every_s
+            await happens_within(self.stop_asked, rest_s, SYSTEM_CLOCK)
+
+    async def _renew_for_ever(self) -> None:
+        every_s = self._client.settings.topics.lease_ttl_s / RENEWALS_PER_LEASE
+        while True:
+            await asyncio.sleep(every_s)
+            try:
+                await self._ownership.renew()
+            except ServerError as error:
+                if not error.transient:
+                    raise
+                self._note(error)
+
+    async def _tidy_for_ever(self) -> None:
+        """Apply retention and free large payloads, in the partitions we own."""
+        while True:
+            await asyncio.sleep(self._client.settings.topics.janitor_s)
+            try:
+                facts = await read_facts(self._client, self.topic.name)
+                for held in list(self._serving):
+                    await trim_partition(
+                        self._client,
+                        self.topic.name,
+                        held.source.partition,
+                        facts.options.retention,
+                    )
+            except (ServerError, TopicError) as error:
+                self._note(error)
+
+    def _began(self, held: Held) -> None:
+        """Serve a partition that has become ours."""
+        logger.info("%r: taken", held)
+        task = self._group.create_task(self._serve(held), name=repr(held))
+        self._serving[held] = task
+        clustered = self._client.keys.cluster
+        place = held.source.partition if clustered else None
+        if place not in self._readers:
+            reader = self._readers[place] = Reader(
+                self._client,
+                self.subscription.group,
+                lambda: [one for one in self._serving if place in {None, one.source.partition}],
+                self._pace,
+                max_inflight=self.subscription.max_inflight
+                or self._client.settings.topics.max_inflight,
+                poll_s=self._client.settings.worker.poll_s,
+                slot_key=held.stream if clustered else None,
+            )
+            self._reading.append(self._group.create_task(reader.run(), name=f"{self.name} read"))
+
+    async def _serve(self, held: Held) -> None:
+        """Handle a partition's messages until it is given up or lost."""
+        try:
+            async with asyncio.TaskGroup() as group:
+                helpers = [
+                    group.create_task(held.settle_for_ever()),
+                    group.create_task(self._recovery.feed(held)),
+                ]
+                if not self.subscription.keeps_retries_in_order:
+                    helpers.append(group.create_task(self._recovery.retries(held)))
+                running = group.create_task(self._runner.run(held))
+                held.when_lost = running.cancel
+                await asyncio.wait([running])
+                for helper in helpers:
+                    helper.cancel()
+        finally:
+            await self._give_up(held)
+
+    async def _give_up(self, held: Held) -> None:
+        """Tell the server what is done and what was not begun, then let go."""
+        held.close()
+        unbegun = [
+            item[0]
+            for chunk in (self._runner.left(held), *held.queue)
+            for item in chunk
+            if not isinstance(item, Message) and item[0] not in held.history
+        ]
+        self._runner.forget(held)
+        try:
+            if not held.lost:
+                async with asyncio.timeout(_LAST_WORDS_S):
+                    await held.settle()
+                    done = held.unsettled_ids()
+                    await held.release([id_ for id_ in unbegun if id_ not in done])
+                    logger.info("%r: given up", held)
+        except (TimeoutError, ServerError) as error:
+            logger.warning("%r: its lease has to run out: %s", held, error or "no answer")
+        finally:
+            del self._serving[held]
+            self._ownership.helds.pop(held.source.partition, None)
+
+    async def _drain(self) -> None:
+        for held in list(self._serving):
+            held.close()
+        while self._serving:
+            await asyncio.wait(self._serving.values())
+
+    async def _say_goodbye(self) -> None:
+        try:
+            async with asyncio.timeout(_LAST_WORDS_S):
+                await self._ownership.leave()
+        except (TimeoutError, PenstockError) as error:
+            logger.warning("consumer %s could not say goodbye: %s", self.name, error)
+
+    # ---- small parts
+
+    def _source(self, partition: int) -> Source:
+        return Source(self.topic.name, partition, self.subscription.group, self._decode)
+
+    def _room(self) -> None:
+        for reader in self._readers.values():
+            reader.changed.set()
+
+    def _note(self, error: PenstockError) -> None:
+        self._trouble = str(error)
+        quiet.warning(f"{self.name} {type(error).__name__}", "consumer %s: %s", self.name, error)

@@ -1,0 +1,106 @@
+"""A user's function, seen as something that takes messages."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, cast, get_args, get_origin, get_type_hints
+
+from penstock.errors import ConfigError
+from penstock.topics.message import Message
+
+__all__ = ["Failures", "Handler", "as_handler"]
+
+Failures = Mapping[Message, Exception]
+"""What a batch handler may return: the messages that failed, and how."""
+
+_ONE, _TWO = 1, 2
+
+
+@dataclass(frozen=True, slots=True)
+class Handler:
+    """How to call a user's function with a message, or with a list of messages."""
+
+    name: str
+    invoke: Callable[[Any], Any]
+    """Takes a `Message` (a list of them for a batch handler); what comes back is awaited if the
+    handler is asynchronous."""
+    is_async: bool
+    payload_type: Any
+
+
+def as_handler(function: Callable[..., Any], *, batch: bool, default_type: Any) -> Handler:
+    """Look at a function's parameters and decide what it gets.
+
+    One parameter: the payload, or the message if it is annotated as `Message`. Two: payload and
+    message. For a batch handler each is a list.
+    """
+    name = getattr(function, "__qualname__", None) or repr(function)
+    parameters = _positional(function, name)
+    kinds = [_annotation(function, parameter, batch=batch) for parameter in parameters]
+    payload_type = default_type
+    if kinds[0] is Message and len(kinds) == _ONE:
+        invoke = function
+    else:
+        if kinds[0] is not inspect.Parameter.empty:
+            payload_type = kinds[0]
+        invoke = _with_payload(function, both=len(kinds) == _TWO, batch=batch)
+    return Handler(name, invoke, _is_async(function), payload_type)
+
+
+def _with_payload(function: Callable[..., Any], *, both: bool, batch: bool) -> Callable[[Any], Any]:
+    if batch:
+
+        def take_list(messages: Sequence[Message]) -> Any:
+            payloads = [message.payload for message in messages]
+            return function(payloads, messages) if both else function(payloads)
+
+        return take_list
+    if both:
+        return lambda message: function(message.payload, message)
+    return lambda message: function(message.payload)
+
+
+def _positional(function: Callable[..., Any], name: str) -> list[inspect.Parameter]:
+    parameters = [
+        parameter
+        for parameter in inspect.signature(function).parameters.values()
+        if parameter.kind in {parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD}
+    ]
+    wanted = [parameter for parameter in parameters if parameter.default is parameter.empty]
+    if not _ONE <= len(wanted) <= _TWO:
+        raise ConfigError(
+            f"handler {name} takes {len(wanted)} arguments: expected (payload), (message) or "
+            "(payload, message)"
+        )
+    return wanted
+
+
+def _annotation(function: Callable[..., Any], parameter: inspect.Parameter, *, batch: bool) -> Any:
+    target = function.func if isinstance(function, functools.partial) else function
+    try:
+        hints = get_type_hints(target, include_extras=True)
+    except (NameError, TypeError) as error:
+        # Types declared inside a function cannot be looked up by their names.
+        if isinstance(parameter.annotation, str):
+            raise ConfigError(
+                f"handler {function!r}: annotation {parameter.annotation!r} cannot be read "
+                f"({error}); give the topic its type, or declare the type at module level"
+            ) from None
+        hints = {parameter.name: parameter.annotation}
+    kind = hints.get(parameter.name, inspect.Parameter.empty)
+    if not batch or kind is inspect.Parameter.empty:
+        return kind
+    if kind in {list, Sequence}:
+        return inspect.Parameter.empty
+    if get_origin(kind) not in {list, Sequence}:
+        raise ConfigError(f"batch handler {function!r}: {parameter.name} has to be a list[…]")
+    return get_args(kind)[0]
+
+
+def _is_async(function: Callable[..., Any]) -> bool:
+    target = function.func if isinstance(function, functools.partial) else function
+    call = cast("Any", getattr(target, "__call__", None))  # noqa: B004  an object with async __call__
+    return inspect.iscoroutinefunction(target) or inspect.iscoroutinefunction(call)

@@ -1,0 +1,199 @@
+"""Handlers side by side: each key in its own order, or no order at all."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+
+from penstock.topics.held import Held, Item
+from penstock.topics.message import BARRIER, KEY, PAYLOAD, Fields, Message, field_of
+from penstock.topics.pace import Pace
+from penstock.topics.work import PLAIN_FIELDS, Work
+
+__all__ = ["KeyedRunner"]
+
+DEFAULT_CONCURRENCY = 32
+_KEY_PLACE = 2
+
+
+class Line:
+    """Messages of one key that wait for each other; the first is under way, or waits to be."""
+
+    __slots__ = ("held", "items", "key")
+
+    def __init__(self, held: Held, key: bytes | None) -> None:
+        self.held, self.key = held, key
+        self.items: deque[Item] = deque()
+
+
+class KeyedRunner:
+    """Slots take lines that are ready. A line is in one slot at a time, so its key keeps order."""
+
+    def __init__(self, work: Work, pace: Pace) -> None:
+        self._work, self._pace = work, pace
+        self._by_key = work.subscription.ordering == "key"
+        self._in_order = work.subscription.keeps_retries_in_order
+        self._loop = asyncio.get_running_loop()
+        self._ready: deque[Line] = deque()
+        self._idle: list[asyncio.Future[None]] = []
+        self._lines: dict[Held, dict[bytes, Line]] = {}
+        self._active: dict[Held, int] = {}
+        self._unbegun: dict[Held, list[Item]] = {}
+        self._waiting: dict[Line, asyncio.TimerHandle] = {}
+        self._running: set[Line] = set()
+        self._emptied = asyncio.Event()
+        self._handled, self._since = 0, self._loop.time()
+        self.slots = work.subscription.concurrency or DEFAULT_CONCURRENCY
+
+    async def run(self, held: Held) -> None:
+        """Feed the lines from a partition until it closes and what was begun has ended."""
+        self._lines[held], self._active[held], self._unbegun[held] = {}, 0, []
+        while (chunk := await held.next_chunk()) is not None:
+            await self._feed(held, chunk)
+            await asyncio.sleep(0)
+        self._hurry(held)
+        await self._until(lambda: not self._active[held])
+
+    def left(self, held: Held) -> list[Item]:
+        """What was taken from the queue and has not ended, as far as can be told from here."""
+        lines = {*self._ready, *self._waiting, *self._running, *self._lines[held].values()}
+        return [
+            *self._unbegun[held],
+            *(item for line in lines if line.held is held for item in line.items),
+        ]
+
+    def forget(self, held: Held) -> None:
+        self._ready = deque(line for line in self._ready if line.held is not held)
+        for line in [line for line in self._waiting if line.held is held]:
+            self._waiting.pop(line).cancel()
+        for known in (self._lines, self._active, self._unbegun):
+            known.pop(held, None)
+
+    async def _feed(self, held: Held, chunk: list[Item]) -> None:
+        """Put a chunk into lines; what follows a marker waits for all before it."""
+        lines, by_key = self._lines[held], self._by_key
+        for place, item in enumerate(chunk):
+            fields: Fields = item.fields if isinstance(item, Message) else item[1]
+            if fields[0] == BARRIER:
+                self._wake()
+                await self._until(lambda: held.closing or not self._active[held])
+                await self._work.special(held, item)
+                held.drop(1)
+                if held.closing:
+                    self._unbegun[held] += chunk[place:]
+                    break
+                continue
+            key = _key_of(fields) if by_key else None
+            line = lines.get(key) if key is not None else None
+            if line is None:
+                line = Line(held, key)
+                if key is not None:
+                    lines[key] = line
+                self._ready.append(line)
+            line.items.append(item)
+            self._active[held] += 1
+        self._wake()
+
+    async def slot(self) -> None:
+        """Run handlers until cancelled."""
+        while True:
+            while not self._ready:
+                if len(self._idle) == self.slots - 1:
+                    self._handled = 0  # nothing to do: the time until there is does not count
+                idle = self._loop.create_future()
+                self._idle.append(idle)
+                await idle
+            line = self._ready.popleft()
+            if not self._handled:
+                self._since = self._loop.time()
+            self._running.add(line)
+            wait_s = await self._first_of(line)
+            self._running.discard(line)
+            if line.held not in self._lines:
+                continue  # the partition was lost, and this handler did not end with it
+            if wait_s is None:
+                self._advance(line)
+            else:
+                self._waiting[line] = self._loop.call_later(wait_s, self._due, line)
+                if line.held.closing:
+                    self._due(line)
+
+    async def _first_of(self, line: Line) -> float | None:
+        """Handle the first message of a line; seconds if it is to come again before the others."""
+        held, item, work = line.held, line.items[0], self._work
+        if held.closing or (self._loop.time() >= held.deadline and not await held.until_certain()):
+            self._unbegun[held].append(item)
+            return None
+        if not isinstance(item, Message):
+            id_, fields = item
+            if fields[0] == PAYLOAD and len(fields) <= PLAIN_FIELDS:
+                message = Message(held.source, id_, fields)
+                try:
+                    outcome = await work.invoke(message)
+                except Exception as error:  # noqa: BLE001  it becomes a recorded outcome
+                    return self._again(line, message, await work.failed(held, message, error))
+                if outcome is None:
+                    held.done(id_)
+                    return None
+                return self._again(line, message, await work.ended(held, message, outcome))
+        elif item.id in held.waits:
+            return held.waits.pop(item.id)
+        message = item if isinstance(item, Message) else Message(held.source, *item)
+        return self._again(line, message, await work.special(held, item))
+
+    def _again(self, line: Line, message: Message, wait_s: float | None) -> float | None:
+        if wait_s is None:
+            return None
+        if not self._in_order:
+            line.held.retry_in(wait_s)
+            return None
+        line.items[0] = Message(message.source, message.id, message.fields, message.attempt + 1)
+        return wait_s
+
+    def _due(self, line: Line) -> None:
+        self._waiting.pop(line).cancel()
+        self._ready.append(line)
+        self._wake()
+
+    def _hurry(self, held: Held) -> None:
+        """Let lines that wait for a retry end now, as their partition closes."""
+        for line in [line for line in self._waiting if line.held is held]:
+            self._due(line)
+
+    def _advance(self, line: Line) -> None:
+        held = line.held
+        line.items.popleft()
+        held.drop(1)
+        self._active[held] -= 1
+        if not self._active[held]:
+            self._emptied.set()
+        if line.items:
+            self._ready.append(line)
+        elif line.key is not None:
+            del self._lines[held][line.key]
+        self._handled += 1
+        if self._handled >= self._pace.count:
+            self._note_pace()
+
+    def _note_pace(self) -> None:
+        now = self._loop.time()
+        self._pace.note(max(1, self._handled // max(1, len(self._lines))), now - self._since)
+        self._handled, self._since = 0, now
+
+    def _wake(self) -> None:
+        for _ in range(min(len(self._idle), len(self._ready))):
+            idle = self._idle.pop()
+            if not idle.done():
+                idle.set_result(None)
+
+    async def _until(self, condition: Callable[[], bool]) -> None:
+        while not condition():
+            self._emptied.clear()
+            await self._emptied.wait()
+
+
+def _key_of(fields: Fields) -> bytes | None:
+    if len(fields) > _KEY_PLACE and fields[_KEY_PLACE] == KEY:
+        return fields[_KEY_PLACE + 1]
+    return field_of(fields, KEY)

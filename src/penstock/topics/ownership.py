@@ -1,0 +1,189 @@
+"""Which partitions a consumer owns: takes its fair share, gives up the surplus, renews the rest."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import socket
+import uuid
+from collections.abc import Callable
+
+import msgspec
+
+from penstock.errors import ServerError
+from penstock.redis.client import Client
+from penstock.redis.wire import Command
+from penstock.topics.facts import Facts, read_facts
+from penstock.topics.held import Counts, Held
+from penstock.topics.message import Source
+from penstock.topics.registration import register_group
+from penstock.topics.shares import Member, candidates, quota, read_member
+from penstock.topics.subscription import Subscription
+
+__all__ = ["RENEWALS_PER_LEASE", "Ownership"]
+
+logger = logging.getLogger(__name__)
+
+RENEWALS_PER_LEASE = 5
+_NOT_REGISTERED = -1
+
+
+class Ownership:
+    """One consumer's place in its group. `balance` is called every now and then."""
+
+    def __init__(
+        self,
+        client: Client,
+        topic: str,
+        subscription: Subscription,
+        counts: Counts,
+        make_source: Callable[[int], Source],
+        began: Callable[[Held], None],
+    ) -> None:
+        self.topic, self.name = (
+            topic,
+            f"{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:8]}",
+        )
+        self.helds: dict[int, Held] = {}
+        """Every partition that is ours, also while it is being given up."""
+        self._client, self._subscription, self._counts = client, subscription, counts
+        self._make_source, self._began = make_source, began
+        self._about = Member(
+            host=socket.gethostname(),
+            pid=os.getpid(),
+            cap=subscription.max_partitions or 0,
+            pin=subscription.pin,
+        )
+        self._ttl_s = client.settings.topics.lease_ttl_s
+        self._loop = asyncio.get_running_loop()
+        self._facts: Facts | None = None
+        self._strangers: dict[str, float] = {}
+
+    @property
+    def group(self) -> str:
+        return self._subscription.group
+
+    async def balance(self) -> Facts:
+        """Say that we live, see who else does, and take or give up partitions."""
+        facts = await read_facts(self._client, self.topic)
+        await self._register(facts)
+        members = await self._beat()
+        open_ = candidates(facts.partitions, members[self.name], members)
+        share = quota(self.name, open_, members)
+        kept = [held for held in self.helds.values() if not held.closing]
+        for held in sorted(kept, key=lambda one: one.source.partition)[share:]:
+            logger.info("%r: handing over, others have fewer", held)
+            held.close()
+        for held in kept:
+            if held.source.partition not in open_:
+                held.close()
+        wanted = share - len(self.helds)
+        if wanted > 0:
+            await self._take(wanted, [index for index in open_ if index not in self.helds], members)
+        return facts
+
+    async def renew(self) -> None:
+        """Hold every partition for longer. A failed renewal is tried again with the next."""
+        helds = list(self.helds.values())
+        outcomes = await asyncio.gather(*(held.renew() for held in helds), return_exceptions=True)
+        for outcome in outcomes:
+            if isinstance(outcome, BaseException):
+                raise outcome
+
+    async def leave(self) -> None:
+        """Let the others know at once that we are gone."""
+        keys = self._client.keys.topic(self.topic)
+        await self._client.scripts.leave_group(
+            members=keys.members(self.group),
+            member_info=keys.member_info(self.group),
+            member=self.name,
+        )
+
+    async def _register(self, facts: Facts) -> None:
+        before = self._facts
+        if before is None or (before.life, before.partitions) != (facts.life, facts.partitions):
+            await register_group(self._client, facts, self.group, self._subscription.start_id)
+            self._facts = facts
+
+    async def _beat(self) -> dict[str, Member]:
+        keys = self._client.keys.topic(self.topic)
+        reply = await self._client.scripts.beat_member(
+            members=keys.members(self.group),
+            member_info=keys.member_info(self.group),
+            member=self.name,
+            about=msgspec.json.encode(self._about),
+            ttl_ms=round(self._ttl_s * 1000),
+        )
+        return {
+            name.decode(): read_member(about)
+            for name, about in zip(reply[::2], reply[1::2], strict=True)
+        }
+
+    async def _take(self, wanted: int, free: list[int], members: dict[str, Member]) -> None:
+        # Everybody begins somewhere else, so that consumers who start together do not collide.
+        first = sorted(members).index(self.name) * wanted
+        turned = free[first % len(free) :] + free[: first % len(free)] if free else []
+        for index, owner in await self._owners(turned):
+            if wanted <= 0:
+                return
+            dead = self._is_dead(owner, members)
+            if (owner is None or dead) and await self._acquire(index, owner if dead else None):
+                wanted -= 1
+
+    async def _owners(self, indexes: list[int]) -> list[tuple[int, str | None]]:
+        commands: list[Command] = [
+            ("GET", self._client.keys.partition(self.topic, index).lease(self.group))
+            for index in indexes
+        ]
+        replies = await self._client.pipeline(commands)
+        owners: list[tuple[int, str | None]] = []
+        for index, reply in zip(indexes, replies, strict=True):
+            if isinstance(reply, ServerError):
+                raise reply
+            owners.append((index, None if reply is None else reply.decode()))
+        return owners
+
+    def _is_dead(self, owner: str | None, members: dict[str, Member]) -> bool:
+        """Whether an owner has not been among the living for as long as a lease holds.
+
+        Its lease then outlives it because the server's clock was set back.
+        """
+        if owner is None:
+            return False
+        if owner in members:
+            self._strangers.pop(owner, None)
+            return False
+        return (
+            self._loop.time() - self._strangers.setdefault(owner, self._loop.time()) > self._ttl_s
+        )
+
+    async def _acquire(self, index: int, dead_owner: str | None) -> bool:
+        keys = self._client.keys.partition(self.topic, index)
+        sent_at = self._loop.time()
+        epoch = await self._client.scripts.acquire(
+            lease=keys.lease(self.group),
+            epochs=keys.epochs,
+            group=self.group,
+            owner=self.name,
+            ttl_ms=round(self._ttl_s * 1000),
+            fences=keys.fence(self.group, 0).removesuffix("0"),
+            dead_owner=dead_owner or "",
+        )
+        if epoch == _NOT_REGISTERED:
+            self._facts = None  # somebody deleted the group: it is registered again next time
+            return False
+        if not epoch:
+            return False
+        held = Held(
+            self._client,
+            self._make_source(index),
+            owner=self.name,
+            epoch=epoch,
+            ttl_s=self._ttl_s,
+            counts=self._counts,
+        )
+        held.held_since(sent_at)
+        self.helds[index] = held
+        self._began(held)
+        return True

@@ -1,0 +1,119 @@
+"""Reads new messages of many partitions with one blocking command."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+
+from penstock.errors import CommandRefused, ServerError
+from penstock.quiet import RateLimitedLog
+from penstock.redis.client import Client
+from penstock.redis.keys import key_slot
+from penstock.redis.node import Role
+from penstock.redis.wire import Argument, Reply, Wire
+from penstock.runtime.backoff import retry_delay_s
+from penstock.topics.held import CONSUMER, Held
+from penstock.topics.pace import Pace
+
+__all__ = ["Reader"]
+
+logger = logging.getLogger(__name__)
+quiet = RateLimitedLog(logger)
+
+# Beyond the server's own limit for a blocking read, the reply may be this much on its way.
+_MARGIN_S = 5.0
+
+
+class Reader:
+    """Fetches messages of some partitions of one group, as long as there is room for them.
+
+    The next read is under way while what came before is handled. Each read names the fences of its
+    partitions: if one has passed to another consumer, the server refuses the read as a whole.
+    """
+
+    def __init__(
+        self,
+        client: Client,
+        group: str,
+        helds: Callable[[], Sequence[Held]],
+        pace: Pace,
+        *,
+        max_inflight: int,
+        poll_s: float,
+        slot_key: str | None = None,
+    ) -> None:
+        self._client, self._group, self._helds, self._pace = client, group, helds, pace
+        self._max_inflight, self._poll_s = max_inflight, poll_s
+        self._slot = None if slot_key is None else key_slot(slot_key)
+        self._fetch = client.settings.topics.fetch
+        self.changed = asyncio.Event()
+        """Set when partitions come or go, or room becomes free."""
+        self.trouble: str | None = None
+        self._refusals = 0
+
+    async def run(self) -> None:
+        """Read until cancelled; a server that is away is waited for."""
+        while True:
+            try:
+                async with self._client.lease(Role.QUEUE, slot=self._slot) as wire:
+                    await self._read_for_ever(wire)
+            except ServerError as error:
+                if not error.transient:
+                    raise
+                self._refusals += 1
+                self.trouble = f"cannot read: {error}"
+                quiet.warning(f"{self._group} read", "group %s cannot read: %s", self._group, error)
+                self._suspect_strays()
+                await asyncio.sleep(retry_delay_s(self._refusals))
+
+    async def _read_for_ever(self, wire: Wire) -> None:
+        while True:
+            helds = self._with_room()
+            if not helds:
+                self.changed.clear()
+                await self.changed.wait()
+                continue
+            self.changed.clear()
+            reply = await self._read(wire, helds)
+            self._refusals, self.trouble = 0, None
+            if reply:
+                self._hand_out(reply, helds)
+
+    def _with_room(self) -> list[Held]:
+        helds = [held for held in self._helds() if held.readable and not held.closing]
+        if sum(held.buffered for held in helds) >= self._max_inflight:
+            return []
+        return [held for held in helds if held.buffered <= self._count(len(helds))]
+
+    def _count(self, partitions: int) -> int:
+        return max(1, min(self._pace.count, self._fetch // partitions))
+
+    async def _read(self, wire: Wire, helds: Sequence[Held]) -> Reply:
+        streams = [held.stream for held in helds]
+        fences = [held.fence for held in helds]
+        command: tuple[Argument, ...] = (
+            *("XREADGROUP", "GROUP", self._group, CONSUMER, "COUNT", self._count(len(helds))),
+            *("BLOCK", max(1, round(self._poll_s * 1000)), "STREAMS", *streams, *fences),
+            *([">"] * (2 * len(helds))),
+        )
+        try:
+            return await wire.call(*command, timeout_s=self._poll_s + _MARGIN_S)
+        except CommandRefused as error:
+            if not str(error).startswith(("NOGROUP", "UNBLOCKED")):
+                raise
+            # A fence is gone. Whose, the renewal of the leases tells.
+            await asyncio.gather(*(held.renew() for held in helds))
+            return None
+
+    def _hand_out(self, reply: Reply, helds: Sequence[Held]) -> None:
+        by_stream = {held.stream.encode(): held for held in helds}
+        for stream, entries in reply:
+            by_stream[stream].put(entries)
+
+    def _suspect_strays(self) -> None:
+        """A read whose answer was lost may have delivered messages: they are looked for first."""
+        for held in self._helds():
+            if held.readable:
+                held.readable = False
+                held.strayed.set()

@@ -1,0 +1,116 @@
+"""What was delivered before: taken over in the order of ids, found again, or due for a retry."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
+from typing import Protocol
+
+from penstock.topics.barrier import Barriers
+from penstock.topics.held import Held, Item, Left
+from penstock.topics.message import Message
+from penstock.topics.work import Work
+
+__all__ = ["Recovery"]
+
+_PAGE = 200
+_MOST_QUEUED = 1_000
+# Retries that other processes noted (an earlier owner) are found at the latest after this long.
+_LOOK_EVERY_S = 5.0
+
+
+class Runner(Protocol):
+    """What knows which messages are in hand."""
+
+    def left(self, held: Held) -> list[Item]: ...
+
+
+class Recovery:
+    """Queues messages that the server counts as delivered but nobody handles."""
+
+    def __init__(
+        self, work: Work, runner: Runner, barriers: Barriers, ready: Callable[[], None]
+    ) -> None:
+        self._work, self._runner, self._barriers, self._ready = work, runner, barriers, ready
+        self._in_order = work.subscription.keeps_retries_in_order
+        self._loop = asyncio.get_running_loop()
+
+    async def feed(self, held: Held) -> None:
+        """Queue what earlier owners left, then let new messages be read; until the end.
+
+        Later, whenever the answer to a read was lost, look for what it may have delivered.
+        """
+        if not await self._barriers.passed_all_before(held):
+            return
+        await self._queue_pending(held, self._taken_over)
+        while not held.closing:
+            held.strayed.clear()
+            held.readable = True
+            self._ready()
+            await held.strayed.wait()
+            if not held.closing:
+                known = self._known(held)
+                await self._queue_pending(held, partial(_stray, known))
+
+    async def retries(self, held: Held) -> None:
+        """Queue failed messages again when they are due, until the partition closes."""
+        while not held.closing:
+            wait_s, lefts = await held.due(_PAGE + len(held.returning))
+            again: list[Item] = []
+            for left in lefts:
+                if left.id not in held.returning:
+                    held.returning.add(left.id)
+                    message = self._work.recovered(held, left)
+                    again += [] if message is None else [message]
+            if again:
+                held.put(again)
+            await self._until_due(held, wait_s)
+
+    async def _until_due(self, held: Held, wait_s: float | None) -> None:
+        now = self._loop.time()
+        held.retry_at = now + min(_LOOK_EVERY_S if wait_s is None else wait_s, _LOOK_EVERY_S)
+        while not held.closing and (rest := held.retry_at - self._loop.time()) > 0:
+            held.retries_changed.clear()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(rest):
+                    await held.retries_changed.wait()
+
+    async def _queue_pending(self, held: Held, make: Callable[[Held, Left], Item | None]) -> None:
+        start = "-"
+        while not held.closing:
+            page = await held.pending(start, _PAGE)
+            items = [item for left in page if (item := make(held, left)) is not None]
+            if items:
+                held.put(items)
+            if len(page) < _PAGE:
+                return
+            start = f"({page[-1].id.decode()}"
+            while held.buffered > _MOST_QUEUED and not held.closing:
+                held.freed.clear()
+                await held.freed.wait()
+
+    def _taken_over(self, held: Held, left: Left) -> Item | None:
+        if left.wait_ms and not self._in_order:
+            return None  # the retry loop brings it back
+        message = self._work.recovered(held, left)
+        if message is not None:
+            self._work.counts.recovered += 1
+            if left.wait_ms:
+                held.waits[left.id] = left.wait_ms / 1000
+        return message
+
+    def _known(self, held: Held) -> set[bytes]:
+        """Ids in our hands. Taken before the server is asked: what ends meanwhile is in it."""
+        known = held.unsettled_ids() | held.returning | set(held.history)
+        for chunk in (*held.queue, self._runner.left(held)):
+            known.update(item.id if isinstance(item, Message) else item[0] for item in chunk)
+        return known
+
+
+def _stray(known: set[bytes], _: Held, left: Left) -> Item | None:
+    """Make a first delivery of a message whose first delivery did not arrive."""
+    if left.id in known or left.wait_ms or not left.fields:
+        return None
+    return [left.id, left.fields]

@@ -1,0 +1,68 @@
+"""Who owns how many partitions: equal shares, whatever caps and pins allow."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import msgspec
+
+__all__ = ["Member", "candidates", "quota", "read_member"]
+
+
+class Member(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What a consumer says of itself to the other consumers of its group."""
+
+    host: str = ""
+    pid: int = 0
+    cap: int = 0
+    """Most partitions it takes; 0 for any number."""
+    pin: tuple[int, int] | None = None
+    """It takes exactly the partitions whose number leaves this remainder."""
+
+
+def read_member(about: bytes) -> Member:
+    """What another consumer, perhaps of another version, said; the defaults if that is garbled."""
+    try:
+        return msgspec.json.decode(about, type=Member)
+    except msgspec.DecodeError:
+        return Member()
+
+
+def candidates(partitions: int, me: Member, members: Mapping[str, Member]) -> list[int]:
+    """Partitions that a consumer may take: those it is pinned to, else those nobody is."""
+    if me.pin is not None:
+        return [index for index in range(partitions) if _is_pinned(index, me.pin)]
+    pins = [member.pin for member in members.values() if member.pin is not None]
+    return [index for index in range(partitions) if not any(_is_pinned(index, pin) for pin in pins)]
+
+
+def quota(name: str, open_partitions: Sequence[int], members: Mapping[str, Member]) -> int:
+    """How many of the open partitions are the fair share of one consumer.
+
+    Every consumer computes the same for all, so the shares add up. What a cap leaves over goes to
+    the others.
+    """
+    me = members[name]
+    if me.pin is not None:
+        return len(open_partitions)
+    shares = {member: 0 for member in sorted(members) if members[member].pin is None}
+    left = len(open_partitions)
+    while left:
+        hungry = [one for one in shares if _has_room(shares[one], members[one])]
+        if not hungry:
+            break
+        lowest = min(shares[one] for one in hungry)
+        for one in hungry:
+            if left and shares[one] == lowest:
+                shares[one] += 1
+                left -= 1
+    return shares[name]
+
+
+def _has_room(share: int, member: Member) -> bool:
+    return not member.cap or share < member.cap
+
+
+def _is_pinned(index: int, pin: tuple[int, int]) -> bool:
+    modulo, remainder = pin
+    return index % modulo == remainder

@@ -1,0 +1,252 @@
+"""One message from its handler to its end: done, again later, or to the dead letters."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from penstock.clock import SYSTEM_CLOCK
+from penstock.errors import DecodeError
+from penstock.quiet import RateLimitedLog
+from penstock.redis.client import Client
+from penstock.topics.barrier import Barriers
+from penstock.topics.bodies import fetch_body
+from penstock.topics.handlers import Handler
+from penstock.topics.held import Counts, Held, Item, Left
+from penstock.topics.letters import bury
+from penstock.topics.message import (
+    BARRIER,
+    PAYLOAD,
+    RETRY_COUNT,
+    TARGET_GROUP,
+    Fields,
+    Message,
+    field_of,
+)
+from penstock.topics.retries import (
+    DeadLetter,
+    DeathReason,
+    Failure,
+    GiveUp,
+    Retry,
+    RetryIn,
+)
+from penstock.topics.subscription import Subscription
+
+__all__ = ["PLAIN_FIELDS", "Work"]
+
+logger = logging.getLogger(__name__)
+quiet = RateLimitedLog(logger)
+
+PLAIN_FIELDS = 6
+"""Most names and values of an entry that needs no second look: payload, key and headers."""
+
+
+class Work:
+    """What is done with each message, whichever order they come in.
+
+    `handle` and its kin return None when the message has come to an end, else the seconds until
+    its next attempt.
+    """
+
+    def __init__(
+        self,
+        client: Client,
+        handler: Handler,
+        subscription: Subscription,
+        counts: Counts,
+        barriers: Barriers,
+    ) -> None:
+        self.handler, self.subscription, self.counts = handler, subscription, counts
+        self.policy = subscription.retry
+        self._barriers = barriers
+        self.threads: ThreadPoolExecutor | None = None
+        if not handler.is_async:
+            self.threads = ThreadPoolExecutor(
+                subscription.concurrency, thread_name_prefix=f"penstock {handler.name}"
+            )
+        self.invoke: Callable[[Any], Awaitable[Any]] = self._limited(self._in_loop())
+        self._client = client
+
+    def close(self) -> None:
+        if self.threads is not None:
+            self.threads.shutdown(wait=False, cancel_futures=True)
+
+    # ---- from delivery to handler
+
+    async def special(self, held: Held, item: Item) -> float | None:
+        """Handle what is not a plain first delivery."""
+        if isinstance(item, Message):
+            return await self._again(held, item)
+        id_, fields = item
+        message = Message(held.source, id_, fields)
+        if self._passes_over(held, fields):
+            generation = field_of(fields, BARRIER)
+            if generation is None or await self._barriers.passed(held, _number(generation)):
+                held.done(id_)
+            return None
+        message.attempt += _number(field_of(message.fields, RETRY_COUNT))
+        if message.attempt > self.policy.max_attempts:
+            await self._give_up(held, message, GiveUp(DeathReason.EXHAUSTED), ())
+            return None
+        return await self.handle(held, message)
+
+    async def handle(self, held: Held, message: Message) -> float | None:
+        """Run the handler and see to the outcome."""
+        await self._complete(held, message)
+        try:
+            outcome = await self.invoke(message)
+        except Exception as error:  # noqa: BLE001  a failure becomes a recorded outcome
+            return await self.failed(held, message, error)
+        if outcome is None:
+            self.succeeded(held, message)
+            return None
+        return await self.ended(held, message, outcome)
+
+    def succeeded(self, held: Held, message: Message) -> None:
+        held.done(message.id, failed_before=held.history.pop(message.id, None) is not None)
+
+    async def ended(self, held: Held, message: Message, outcome: object) -> float | None:
+        """See to what a handler returned."""
+        if isinstance(outcome, Retry | DeadLetter):
+            return await self.failed(held, message, outcome)
+        self.succeeded(held, message)
+        return None
+
+    async def failed(self, held: Held, message: Message, error: Exception) -> float | None:
+        """Try again later, or give up."""
+        now_ms = SYSTEM_CLOCK.wall_ms()
+        failure = Failure.of(error, message.attempt, now_ms)
+        failures = (*held.history.get(message.id, ())[:1], failure)
+        if isinstance(error, DecodeError) and _is_undecodable(message):
+            decision = GiveUp(DeathReason.UNDECODABLE)
+        else:
+            decision = self.policy.decide(error, message.attempt, now_ms=now_ms)
+        if isinstance(decision, RetryIn):
+            held.history[message.id] = failures
+            await held.retry_later(message, decision.seconds, failures)
+            return decision.seconds
+        await self._give_up(held, message, decision, failures)
+        return None
+
+    # ---- what was delivered before
+
+    def recovered(self, held: Held, left: Left) -> Message | None:
+        """Make a message of what an earlier owner left; None if it is gone from the stream."""
+        if not left.fields:
+            if left.attempts:  # else it was settled while its retry was noted
+                self.counts.vanished += 1
+                quiet.error(
+                    f"{held} vanished", "%r: message %s was trimmed while pending", held, left.id
+                )
+            held.done(left.id, failed_before=True)
+            return None
+        held.history[left.id] = left.failures
+        return Message(held.source, left.id, left.fields, left.attempts + 1)
+
+    async def _again(self, held: Held, message: Message) -> float | None:
+        if self._passes_over(held, message.fields):
+            return await self.special(held, [message.id, message.fields])
+        if message.attempt > self.policy.max_attempts:
+            await self._give_up(held, message, *self._crash_verdict(held, message))
+            return None
+        begun = await held.begin([message])
+        held.returning.discard(message.id)
+        if not begun:
+            held.history.pop(message.id, None)
+            return None
+        return await self.handle(held, message)
+
+    @staticmethod
+    def _passes_over(held: Held, fields: Fields) -> bool:
+        """Whether the entry never reaches a handler: a marker, or meant for another group."""
+        if field_of(fields, BARRIER) is not None:
+            return True
+        target = field_of(fields, TARGET_GROUP)
+        return target is not None and target != held.source.group.encode()
+
+    def _crash_verdict(self, held: Held, message: Message) -> tuple[GiveUp, tuple[Failure, ...]]:
+        """Why no attempt is left: the last one failed, or nobody saw how it ended."""
+        failures = held.history.get(message.id, ())
+        made = message.attempt = message.attempt - 1
+        if failures and failures[-1].attempt >= made:
+            return GiveUp(DeathReason.EXHAUSTED), failures
+        crash = Failure(
+            error_class="",
+            message=f"attempt {made} ended without an outcome: its process crashed, was killed or "
+            "lost the partition",
+            stack="",
+            fingerprint=DeathReason.CRASHED,
+            at_ms=SYSTEM_CLOCK.wall_ms(),
+            attempt=made,
+        )
+        return GiveUp(DeathReason.CRASHED), (*failures[:1], crash)
+
+    # ---- inside
+
+    async def _give_up(
+        self, held: Held, message: Message, verdict: GiveUp, failures: tuple[Failure, ...]
+    ) -> None:
+        """First the dead letter, then the acknowledgement: a crash between repeats the first."""
+        await held.surely(
+            "bury",
+            lambda: bury(
+                self._client,
+                message,
+                reason=verdict.reason,
+                attempts=message.attempt,
+                failures=failures,
+                max_attempts=self.policy.max_attempts,
+            ),
+        )
+        if not held.lost:
+            self.counts.dead += 1
+            held.returning.discard(message.id)
+            held.history.pop(message.id, None)
+            held.done(message.id, failed_before=True)
+
+    async def _complete(self, held: Held, message: Message) -> None:
+        """Fetch a payload that is stored beside the stream."""
+        if message.body is None and field_of(message.fields, PAYLOAD) is None:
+            message.body = await held.surely("fetch", lambda: fetch_body(self._client, message))
+
+    def _in_loop(self) -> Callable[[Any], Awaitable[Any]]:
+        if self.threads is None:
+            return self.handler.invoke
+
+        async def in_thread(message: Any) -> Any:
+            loop = asyncio.get_running_loop()
+            return await loop.run_in_executor(self.threads, self.handler.invoke, message)
+
+        return in_thread
+
+    def _limited(self, invoke: Callable[[Any], Awaitable[Any]]) -> Callable[[Any], Awaitable[Any]]:
+        timeout_s = self.subscription.timeout_s
+        if timeout_s is None:
+            return invoke
+
+        async def limited(message: Any) -> Any:
+            async with asyncio.timeout(timeout_s):
+                return await invoke(message)
+
+        return limited
+
+
+def _number(text: bytes | None) -> int:
+    """A count that a foreign producer wrote; what is not a number counts as none."""
+    try:
+        return max(0, int(text or 0))
+    except ValueError:
+        return 0
+
+
+def _is_undecodable(message: Message) -> bool:
+    """Whether the payload itself is at fault, not something that the handler decoded."""
+    try:
+        _ = message.payload
+    except DecodeError:
+        return True
+    return False
