@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from penstock.testing.history import Event, HistoryBroken, check
+from penstock.testing.history import Counts, Event, HistoryBroken, check
 
 
 class Script:
@@ -144,6 +144,13 @@ def test_what_an_operator_purged_is_not_lost(script, facts):
     assert script.convicted() == {"I01"}
 
 
+def test_a_purge_for_one_group_does_not_excuse_another(script):
+    script.sent()
+    script("admin", "purge", msg="1-0", partition=0, group="g")
+    assert script.verdict(groups={"g"}).ok
+    assert script.convicted(groups={"g", "other"}) == {"I01"}
+
+
 # I02: in exactly one place
 
 
@@ -180,6 +187,14 @@ def test_one_idempotency_key_has_one_message(script):
     assert "I03" in script.convicted()
 
 
+def test_a_delayed_send_repeated_returns_the_same_id(script):
+    script.sent("delayed-1", idem="once", delay_s=1)
+    script.sent("delayed-2", idem="once", delay_s=1)
+    script.start("7-0", payload_hash="#delayed-1")
+    script.finish("7-0")
+    assert script.convicted() == {"I03"}
+
+
 def test_a_send_that_was_stored_twice_is_convicted(script):
     script.sent("1-0")
     script.run("1-0")
@@ -206,6 +221,15 @@ def test_a_replayed_dead_letter_may_exist_again(script):
     script.finish("2-0")
     script.found("log", "1-0", group="")
     assert script.verdict().ok
+
+
+def test_a_replay_that_failed_explains_no_second_copy(script):
+    script.sent("1-0")
+    script.run("1-0", "fail", op="dead")
+    script("admin", "replay", "fail", partition=0, msg="1-0")
+    script.start("2-0", payload_hash="#1-0")
+    script.finish("2-0")
+    assert script.convicted() == {"I03"}
 
 
 # I04: no rerun without a reason
@@ -312,12 +336,36 @@ def test_a_retry_may_come_after_later_messages(script):
     assert script.verdict().ok
 
 
+def test_a_send_that_was_repeated_or_delayed_has_no_place_in_the_order_of_calls(script):
+    script.sent("2-0", idem="once", phase="unknown")
+    script.sent("delayed-1", delay_s=1)
+    script.sent("1-0")
+    script.sent("2-0", idem="once")
+    for msg in ("1-0", "2-0"):
+        script.run(msg)
+    script.start("3-0", payload_hash="#delayed-1")
+    script.finish("3-0")
+    verdict = script.verdict()
+    assert verdict.ok, str(verdict)
+
+
+def test_a_replay_may_come_after_later_messages(script):
+    script.sent("1-0")
+    script.sent("2-0")
+    script.run("1-0", "fail", op="dead")
+    script("admin", "replay", "ok", partition=0, msg="1-0")
+    script.run("2-0")
+    script.start("3-0", payload_hash="#1-0")
+    script.finish("3-0")
+    assert script.verdict().ok
+
+
 # I06: no overlap
 
 
-def overlapping(script, second_outcome):
+def overlapping(script, second_outcome, second_key="k"):
     script.sent("1-0")
-    script.sent("2-0")
+    script.sent("2-0", key=second_key)
     script.start("1-0")
     script.start("2-0", actor="w2")
     script.finish("1-0")
@@ -333,6 +381,12 @@ def test_accepted_runs_of_a_key_must_not_overlap(script):
     assert script.convicted(ordering="none") == set()
 
 
+def test_runs_of_two_keys_overlap_only_where_the_partition_is_serial(script):
+    overlapping(script, "accepted", second_key="other")
+    assert script.convicted(ordering="key") == set()
+    assert script.convicted(ordering="partition") == {"I06"}
+
+
 def test_a_run_that_was_refused_may_overlap(script):
     overlapping(script, "refused")
     assert script.verdict().ok
@@ -345,6 +399,13 @@ def test_a_run_that_was_refused_may_overlap(script):
 def test_what_nobody_sent_must_not_be_seen(script, op):
     script("w", op, "accepted" if op == "ack" else "", msg="1-0", partition=0, group="g")
     assert script.convicted() == {"I07"}
+
+
+def test_a_write_may_be_about_a_send_of_unknown_outcome(script):
+    script.sent(phase="unknown")
+    script.settle(op="dead")
+    script.dead_letter()
+    assert script.verdict().ok
 
 
 def test_bytes_must_not_change(script):
@@ -439,6 +500,34 @@ def test_an_owner_that_knows_its_loss_cannot_ack_any_more(script):
     script.finish()
     script.settle()
     assert script.convicted() == {"I09"}
+
+
+def test_an_owner_that_was_stopped_and_kept_its_lease_may_ack(script):
+    script.sent()
+    script.grant(1)
+    script.start()
+    script("nemesis", "lose", victim="w", partition=0, group="g")
+    script.finish()
+    script.settle()
+    assert script.verdict().ok
+
+
+def test_an_owner_that_lost_its_lease_may_ack_under_the_next(script):
+    script.sent()
+    script.grant(1)
+    script("w", "lose", victim="w", partition=0, group="g")
+    script.grant(2)
+    script.run()
+    assert script.verdict().ok
+
+
+@pytest.mark.parametrize(("loss", "expected"), [({}, set()), ({"partition": 0}, {"I16"})])
+def test_a_server_that_forgot_an_ack_may_get_it_again(script, loss, expected):
+    script.sent()
+    script.run()
+    script("nemesis", "lose", **loss)
+    script.run(actor="w2", attempt=2)
+    assert script.convicted() == expected
 
 
 def test_a_message_is_settled_once(script):
@@ -548,6 +637,31 @@ def test_a_delayed_message_may_start_when_it_is_due(script):
 
 
 # the verdict
+
+
+def test_the_counts_tell_what_became_of_the_messages(script):
+    script.sent("1-0")
+    script.sent("2-0")
+    script.sent("3-0", phase="unknown")
+    script.sent("4-0", phase="unknown")
+    script.sent("5-0", phase="fail")
+    script.run("1-0")
+    script("nemesis", "lose")
+    script.run("1-0", attempt=2)
+    script.run("2-0", "fail", op="dead")
+    script.run("3-0")
+    script.dead_letter("2-0")
+    assert script.verdict().counts == Counts(
+        sent_ok=2,
+        sent_unknown=2,
+        sent_failed=1,
+        recovered=1,
+        started=4,
+        finished=2,
+        duplicated=1,
+        dead=1,
+        lost=0,
+    )
 
 
 def test_a_waived_invariant_is_not_held_against_the_run(script):

@@ -153,8 +153,10 @@ class Ledger:
         self._by_hash: dict[str, Sent] = {}
         self._invokes: dict[tuple[int, str, int], Event] = {}
         self._fences: dict[tuple[str, str, int | None], int] = {}
+        self._unjoined: list[Event] = []
         self._read_rest(self._read_sends(events))
         self._end_open_writes()
+        self._judge_unjoined()
 
     # sends
 
@@ -249,7 +251,7 @@ class Ledger:
         about = event if event.msg or invoke is None else invoke
         track = self._track(about)
         if track is None:
-            self.voids.append(about)
+            self._unjoined.append(about)
             return
         run = track.last_run_of(about)
         since = event.t_mono
@@ -293,6 +295,11 @@ class Ledger:
         for invoke in list(self._invokes.values()):
             if invoke.op in {"ack", "retry", "dead"}:
                 self._read_write(invoke, "unknown")
+
+    def _judge_unjoined(self) -> None:
+        """A write need not tell bytes, so it may be about a send whose id nobody learnt."""
+        if not any(sent.open_calls for sent in self.sents):
+            self.voids += self._unjoined
 
     # joining
 

@@ -14,7 +14,7 @@ from penstock.testing.history.record import Event, HistoryBroken
 
 __all__ = ["in_order", "no_collection", "read_history"]
 
-_in_time = attrgetter("t_mono", "actor", "seq")
+_moment = attrgetter("t_mono")
 
 
 def read_history(folder: Path) -> list[Event]:
@@ -35,8 +35,8 @@ def read_history(folder: Path) -> list[Event]:
 
 
 def in_order(events: Iterable[Event]) -> list[Event]:
-    """Sort by time; what happened in the same moment by actor and number."""
-    return sorted(events, key=_in_time)
+    """Sort by time; what an actor wrote in the same moment stays in its order."""
+    return sorted(events, key=_moment)
 
 
 @contextmanager
