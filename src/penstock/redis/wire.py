@@ -30,7 +30,7 @@ from penstock.redis.address import Credentials, Endpoint
 from penstock.redis.greeting import greeting, not_opened, read_greeting
 from penstock.redis.refusals import refusal
 
-__all__ = ["FRESH_S", "Argument", "Command", "Reply", "Wire"]
+__all__ = ["FRESH_S", "Argument", "Command", "Reply", "Wire", "pack"]
 
 Argument: TypeAlias = str | bytes | int | float
 Command: TypeAlias = tuple[Argument, ...]
@@ -38,7 +38,8 @@ Reply: TypeAlias = Any
 """bytes, int, None, a list of replies, or (inside a list) a ServerError."""
 
 # hiredis' own annotation describes a tuple of one.
-_pack = cast("Callable[[Command], bytes]", hiredis.pack_command)  # pyright: ignore[reportUnknownMemberType]
+pack = cast("Callable[[Command], bytes]", hiredis.pack_command)  # pyright: ignore[reportUnknownMemberType]
+"""A command in the protocol's form."""
 _MORE = object()
 # Above this many unsent bytes callers wait: enough to keep the socket busy over a slow link.
 _UNSENT_HIGH = 1024 * 1024
@@ -141,6 +142,11 @@ class Wire(asyncio.Protocol):
         """Whether no reply is outstanding."""
         return not self._pending
 
+    @property
+    def behind(self) -> bool:
+        """Whether the socket does not keep up with what was sent: see `writable`."""
+        return not self._writable.is_set()
+
     def send(
         self, commands: Sequence[Command], *, timeout_s: float | None = None
     ) -> asyncio.Future[list[Reply]]:
@@ -150,11 +156,17 @@ class Wire(asyncio.Protocol):
         if the connection ended before its reply came, `Unreachable` if it never left. Whoever sends
         a lot awaits `writable()` in between.
         """
-        if not self.alive or self._transport is None:
-            raise Unreachable(f"{self.endpoint}: {self.reason}")
         if not all(commands):
             raise ValueError("an empty command would get no reply")
-        packed = b"".join([_pack(command) for command in commands])
+        return self.send_packed([pack(command) for command in commands], timeout_s=timeout_s)
+
+    def send_packed(
+        self, commands: Sequence[bytes], *, timeout_s: float | None = None
+    ) -> asyncio.Future[list[Reply]]:
+        """As `send`, for commands that are in the protocol's form already (see `pack`)."""
+        if not self.alive or self._transport is None:
+            raise Unreachable(f"{self.endpoint}: {self.reason}")
+        packed = b"".join(commands)
         now = self._loop.time()
         limit_s = self._command_s if timeout_s is None else timeout_s
         batch = _Batch(self._loop.create_future(), len(commands), now, limit_s)

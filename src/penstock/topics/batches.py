@@ -9,8 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from penstock.errors import PenstockError, Rejected, SendBatchFailed, ServerError, TopicMissing
-from penstock.redis.wire import Command, Reply
-from penstock.topics.entries import check_key
+from penstock.redis.wire import Reply
 from penstock.topics.facts import Facts
 from penstock.topics.lanes import ELSEWHERE, Lane, message_id
 from penstock.topics.message import Outgoing
@@ -28,7 +27,7 @@ class _Part:
     """Messages of one chunk for one partition."""
 
     lane: Lane
-    commands: list[Command]
+    commands: list[bytes]
     places: list[int]
     replies: asyncio.Future[list[Reply]]
 
@@ -85,11 +84,11 @@ class _Batch:
             chunk.append(_Part(lane, commands, places, replies))
         self._under_way.append(chunk)
 
-    def _collect(self, facts: Facts) -> tuple[int, dict[Lane, tuple[list[Command], list[int]]]]:
+    def _collect(self, facts: Facts) -> tuple[int, dict[Lane, tuple[list[bytes], list[int]]]]:
         """Encode the next chunk; where it ends, and its commands by partition."""
         sender, messages, key_of = self._sender, self._messages, self._key
-        encode, lane_for, add_command = sender.encode, sender.lane_for, sender.add_command
-        collected: dict[Lane, tuple[list[Command], list[int]]] = {}
+        encode, entry = sender.encode, sender.entry
+        collected: dict[Lane, tuple[list[bytes], list[int]]] = {}
         place, size = self._next, 0
         end = min(place + _CHUNK, len(messages))
         while place < end and size < _CHUNK_BYTES:
@@ -98,14 +97,13 @@ class _Batch:
                 payload, key, headers = payload.payload, payload.key, payload.headers
             if key is None and key_of is not None:
                 key = key_of(payload)
-            stored_key = None if key is None else check_key(key)
             data = encode(payload)
-            lane = lane_for(facts, key, headers)
-            if lane not in collected:
-                collected[lane] = ([], [])
-            commands, places = collected[lane]
-            commands.append(add_command(lane, data, stored_key, headers))
-            places.append(place)
+            lane, command = entry(facts, data, key, headers)
+            part = collected.get(lane)
+            if part is None:
+                part = collected[lane] = ([], [])
+            part[0].append(command)
+            part[1].append(place)
             size += len(data)
             place += 1
         return place, collected
@@ -146,7 +144,7 @@ class _Batch:
                 outcomes[place] = message_id(reply)
         return refused
 
-    async def _mend(self, lane: Lane, commands: list[Command], places: list[int]) -> None:
+    async def _mend(self, lane: Lane, commands: list[bytes], places: list[int]) -> None:
         try:
             if any(isinstance(self._outcomes[place], TopicMissing) for place in places):
                 await self._sender.known.again()

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from penstock.redis.script import load_script
-from penstock.redis.wire import Argument, Command
+from penstock.redis.wire import Argument, pack
 from penstock.topics.entries import claimed_fields, message_fields
 from penstock.topics.lanes import Lane
 
@@ -21,12 +21,13 @@ class Publication:
     keys: tuple[str, ...]
     arguments: tuple[Argument, ...]
 
-    def by_digest(self, server_version: tuple[int, ...]) -> Command:
-        return load_script("publish").by_digest(server_version, self.keys, self.arguments)
+    def by_digest(self, server_version: tuple[int, ...]) -> bytes:
+        """The packed call."""
+        return pack(load_script("publish").by_digest(server_version, self.keys, self.arguments))
 
-    def by_text(self, server_version: tuple[int, ...]) -> Command:
-        """The call that no server can refuse for having forgotten the script."""
-        return load_script("publish").by_text(server_version, self.keys, self.arguments)
+    def by_text(self, server_version: tuple[int, ...]) -> bytes:
+        """The packed call that no server can refuse for having forgotten the script."""
+        return pack(load_script("publish").by_text(server_version, self.keys, self.arguments))
 
 
 def publication(

@@ -23,7 +23,7 @@ from penstock.redis import keeper
 from penstock.redis.address import Endpoint
 from penstock.redis.client import Client
 from penstock.redis.node import Role
-from penstock.redis.wire import Command, Reply, Wire
+from penstock.redis.wire import Command, Reply, Wire, pack
 from penstock.topics.lanes import ELSEWHERE, Direct, Lane, Route, message_id
 
 __all__ = ["Durability", "Replicated", "replicated", "route_for"]
@@ -80,15 +80,17 @@ class _Promise:
         """Raise `DurabilityUnavailable` if the promise cannot be kept here."""
         raise NotImplementedError
 
-    async def keep(self, wire: Wire, commands: list[Command]) -> tuple[list[Reply], str]:
+    async def keep(self, wire: Wire, commands: list[bytes]) -> tuple[list[Reply], str]:
         """Send `commands`; their replies, and what is missing of the promise, '' for nothing."""
         raise NotImplementedError
 
     async def _send_with(
-        self, wire: Wire, commands: list[Command], last: Command
+        self, wire: Wire, commands: list[bytes], last: Command
     ) -> tuple[list[Reply], Reply]:
         command_s = self.client.settings.timeouts.command_s
-        replies = await wire.send([*commands, last], timeout_s=self.limit_s + command_s)
+        replies = await wire.send_packed(
+            [*commands, pack(last)], timeout_s=self.limit_s + command_s
+        )
         return replies[:-1], replies[-1]
 
     @property
@@ -112,7 +114,7 @@ class _Replicas(_Promise):
                 "the message"
             )
 
-    async def keep(self, wire: Wire, commands: list[Command]) -> tuple[list[Reply], str]:
+    async def keep(self, wire: Wire, commands: list[bytes]) -> tuple[list[Reply], str]:
         replies, had = await self._send_with(wire, commands, ("WAIT", self._wanted, self.limit_ms))
         if isinstance(had, ServerError):
             return replies, f"how many replicas have it is not known: {had}"
@@ -140,7 +142,7 @@ class _ServerSync(_Promise):
                 reason = "it is older than 7.2 and cannot tell when a write is on the disk"
             raise DurabilityUnavailable(f"{wire.endpoint}: {reason}") from error
 
-    async def keep(self, wire: Wire, commands: list[Command]) -> tuple[list[Reply], str]:
+    async def keep(self, wire: Wire, commands: list[bytes]) -> tuple[list[Reply], str]:
         replies, had = await self._send_with(wire, commands, ("WAITAOF", 1, 0, self.limit_ms))
         if isinstance(had, ServerError):
             return replies, f"whether it is on the disk is not known: {had}"
@@ -162,8 +164,8 @@ class _OwnSync(_Promise):
     async def check(self, wire: Wire) -> None:
         del wire  # the embedded server is always set up for it
 
-    async def keep(self, wire: Wire, commands: list[Command]) -> tuple[list[Reply], str]:
-        replies = await wire.send(commands)
+    async def keep(self, wire: Wire, commands: list[bytes]) -> tuple[list[Reply], str]:
+        replies = await wire.send_packed(commands)
         try:
             await asyncio.to_thread(keeper.sync_data, self._home)
         except OSError as error:
@@ -176,7 +178,7 @@ class _Entry:
     """Commands of one caller, waiting for their turn."""
 
     lane: Lane
-    commands: Sequence[Command]
+    commands: Sequence[bytes]
     future: asyncio.Future[list[Reply]]
 
     def end(self, replies: list[Reply]) -> None:
@@ -204,7 +206,7 @@ class GroupCommit:
         self._client, self._direct, self._promise = client, direct, promise
         self._queues: dict[Endpoint, _Queue] = {}
 
-    async def begin(self, lane: Lane, commands: Sequence[Command]) -> asyncio.Future[list[Reply]]:
+    async def begin(self, lane: Lane, commands: Sequence[bytes]) -> asyncio.Future[list[Reply]]:
         future: asyncio.Future[list[Reply]] = asyncio.get_running_loop().create_future()
         try:
             node = (await self._direct.wire_of(lane)).endpoint
@@ -217,7 +219,7 @@ class GroupCommit:
             queue.task = asyncio.create_task(self._serve(queue), name=f"group commit {node}")
         return future
 
-    async def mend(self, lane: Lane, commands: Sequence[Command]) -> list[Reply]:
+    async def mend(self, lane: Lane, commands: Sequence[bytes]) -> list[Reply]:
         """Let the client look for the partition's owner, until it is found or time is up."""
         deadline = time.monotonic() + self._client.settings.timeouts.command_s
         while True:

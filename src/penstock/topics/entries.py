@@ -22,6 +22,9 @@ from penstock.topics.message import (
 
 __all__ = [
     "LONGEST_KEY",
+    "add_head",
+    "add_keyed",
+    "add_plain",
     "check_key",
     "claimed_fields",
     "forced_partition",
@@ -60,6 +63,26 @@ def forced_partition(headers: Mapping[str, str] | None, partitions: int) -> int 
         raise InvalidMessage(
             f"header {FORCED_PARTITION} = {wanted!r}: expected a whole number"
         ) from None
+
+
+def add_head(stream: bytes, fields: int) -> bytes:
+    """Begin of a packed `XADD stream NOMKSTREAM * payload …`, up to the payload's length.
+
+    Packing word by word takes longer than all else that a short message needs.
+    """
+    words = (b"XADD", stream, b"NOMKSTREAM", b"*", PAYLOAD)
+    packed = b"".join(b"$%d\r\n%b\r\n" % (len(word), word) for word in words)
+    return b"*%d\r\n%b$" % (4 + 2 * fields, packed)
+
+
+def add_plain(head: bytes, data: bytes) -> bytes:
+    """Complete the `add_head` of one field."""
+    return b"%b%d\r\n%b\r\n" % (head, len(data), data)
+
+
+def add_keyed(head: bytes, data: bytes, key: bytes) -> bytes:
+    """Complete the `add_head` of two fields, of which the second is the key."""
+    return b"%b%d\r\n%b\r\n$3\r\nkey\r\n$%d\r\n%b\r\n" % (head, len(data), data, len(key), key)
 
 
 def message_fields(

@@ -9,6 +9,8 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any, Protocol
 
+import hiredis
+
 from penstock.errors import (
     ClusterDown,
     ReadOnlyReplica,
@@ -22,6 +24,7 @@ from penstock.redis.client import Client
 from penstock.redis.keys import PartitionKeys, key_slot
 from penstock.redis.script import load_script
 from penstock.redis.wire import Command, Reply, Wire
+from penstock.topics.entries import add_head
 from penstock.topics.facts import Retention
 
 __all__ = ["ELSEWHERE", "Direct", "Lane", "Route", "Trimmer", "message_id"]
@@ -38,12 +41,14 @@ quiet = RateLimitedLog(logging.getLogger(__name__))
 class Lane:
     """A partition's keys and the connection that its messages take."""
 
-    __slots__ = ("index", "keys", "slot", "stream", "untrimmed", "wire")
+    __slots__ = ("index", "keys", "slot", "stream", "to_add", "to_add_keyed", "untrimmed", "wire")
 
     def __init__(self, client: Client, topic: str, index: int) -> None:
         self.index = index
         self.keys: PartitionKeys = client.keys.partition(topic, index)
         self.stream = self.keys.stream.encode()
+        self.to_add = add_head(self.stream, fields=1)
+        self.to_add_keyed = add_head(self.stream, fields=2)
         self.slot = key_slot(self.keys.stream) if client.keys.cluster else None
         self.wire: Wire | None = None
         self.untrimmed = 0
@@ -51,13 +56,13 @@ class Lane:
 
 
 class Route(Protocol):
-    """A way for commands of one partition; each of them has its own end in the list."""
+    """A way for packed commands of one partition; each has its own end in the list."""
 
-    async def begin(self, lane: Lane, commands: Sequence[Command]) -> asyncio.Future[list[Reply]]:
+    async def begin(self, lane: Lane, commands: Sequence[bytes]) -> asyncio.Future[list[Reply]]:
         """Send `commands`, in this order; waits while the connection is behind."""
         ...
 
-    async def mend(self, lane: Lane, commands: Sequence[Command]) -> list[Reply]:
+    async def mend(self, lane: Lane, commands: Sequence[bytes]) -> list[Reply]:
         """Send once more what was refused because its place is elsewhere now."""
         ...
 
@@ -73,6 +78,13 @@ class Direct:
         self._client = client
         self._pid = os.getpid()
 
+    def ready(self, lane: Lane) -> Wire | None:
+        """Return the connection to the partition's owner if it is open and keeps up."""
+        wire = lane.wire
+        if wire is None or not wire.alive or wire.behind or self._pid != os.getpid():
+            return None
+        return wire
+
     async def wire_of(self, lane: Lane) -> Wire:
         """Return an open connection to the partition's owner."""
         wire = lane.wire
@@ -82,22 +94,30 @@ class Direct:
             self._pid = os.getpid()
         return wire
 
-    async def begin(self, lane: Lane, commands: Sequence[Command]) -> asyncio.Future[list[Reply]]:
+    async def begin(self, lane: Lane, commands: Sequence[bytes]) -> asyncio.Future[list[Reply]]:
         try:
             wire = await self.wire_of(lane)
             await wire.writable()
-            return wire.send(commands)
+            return wire.send_packed(commands)
         except ELSEWHERE:
             done: asyncio.Future[list[Reply]] = asyncio.get_running_loop().create_future()
             done.set_result(await self.mend(lane, commands))
             return done
 
-    async def mend(self, lane: Lane, commands: Sequence[Command]) -> list[Reply]:
+    async def mend(self, lane: Lane, commands: Sequence[bytes]) -> list[Reply]:
         lane.wire = None
-        return await self._client.pipeline(commands)
+        return await self._client.pipeline([_unpacked(command) for command in commands])
 
     async def close(self) -> None:
         """The connections are the client's."""
+
+
+def _unpacked(command: bytes) -> Command:
+    """Undo `pack`; a command has the form of a reply."""
+    reader = hiredis.Reader()
+    reader.feed(command)
+    words: list[bytes] = reader.gets()
+    return tuple(words)
 
 
 class Trimmer:

@@ -22,11 +22,18 @@ from penstock.errors import (
 from penstock.redis.client import Client
 from penstock.redis.codec import Codec
 from penstock.redis.retry import backoff_s
-from penstock.redis.wire import Argument, Command, Reply
+from penstock.redis.wire import Argument, Reply, pack
 from penstock.topics.claims import Publication, publication
 from penstock.topics.delayed import Mover
 from penstock.topics.durability import Durability, route_for
-from penstock.topics.entries import check_key, forced_partition, java_fields, message_fields
+from penstock.topics.entries import (
+    add_keyed,
+    add_plain,
+    check_key,
+    forced_partition,
+    java_fields,
+    message_fields,
+)
 from penstock.topics.facts import Facts
 from penstock.topics.known import Known
 from penstock.topics.lanes import ELSEWHERE, Direct, Lane, Trimmer, message_id
@@ -76,11 +83,14 @@ class Sender:
         self.client, self.topic, self.known = client, topic, known
         self.encode = codec.encoder(type_)
         self.trimmer = Trimmer(client, topic)
-        self.route = route_for(client, Direct(client), durability)
+        self._direct = Direct(client)
+        self.route = route_for(client, self._direct, durability)
         self._interop = interop
         self._claim_above = settings.topics.claim_above
         self._remember_ms = int(settings.topics.remember_s * 1000)
-        self._partitioner = partitioner or (JavaHash() if interop else Crc32())
+        self.partitioner = partitioner or (JavaHash() if interop else Crc32())
+        self._keys_ignored = isinstance(self.partitioner, RoundRobin | Random)
+        self._facts: Facts | None = None
         self._lanes: list[Lane] = []
         self._mover = mover
         self._owns_mover = mover is None
@@ -103,31 +113,67 @@ class Sender:
     ) -> str:
         """See `Topic.send`."""
         data = self.encode(payload)
-        stored_key = None if key is None else check_key(key)
-        wait_ms = None if delay is None and at is None else _wait_ms(delay, at)
+        if delay is not None or at is not None or idempotency_key is not None:
+            return await self._send_once_or_later(
+                data, key, headers, _wait_ms(delay, at), idempotency_key
+            )
+        for _ in range(_MOST_TRIES):
+            facts = self.known.fresh() or await self.known.get()
+            lane, command = self.entry(facts, data, key, headers)
+            wire = self._direct.ready(lane)
+            if wire is None or self.route is not self._direct:
+                reply = await self._ask(lane, command)
+            else:
+                reply = (await wire.send_packed((command,)))[0]
+                if isinstance(reply, ELSEWHERE):
+                    reply = (await self._direct.mend(lane, (command,)))[0]
+            if reply is not None:
+                return self._stored(lane, reply)
+            await self.known.again()
+        raise TopicMissing(self.topic)
+
+    async def _send_once_or_later(
+        self,
+        data: bytes,
+        key: str | None,
+        headers: Mapping[str, str] | None,
+        wait_ms: int | None,
+        idempotency_key: str | None,
+    ) -> str:
         if idempotency_key is not None:
             _check_idempotency_key(idempotency_key)
         for _ in range(_MOST_TRIES):
             facts = self.known.fresh() or await self.known.get()
-            lane = self.lane_for(facts, key, headers, idempotency_key)
-            if wait_ms is None and idempotency_key is None and len(data) <= self._claim_above:
-                reply = await self._ask(lane, self.add_command(lane, data, stored_key, headers))
-            else:
-                call = self._publication(lane, data, stored_key, headers, wait_ms, idempotency_key)
-                reply = await self._publish(lane, call, repeats=idempotency_key is not None)
-                if reply is not None and wait_ms is not None:
+            lane = self._lane_for(facts, key, headers, idempotency_key)
+            call = self._publication(lane, data, key, headers, wait_ms, idempotency_key)
+            reply = await self._publish(lane, call, repeats=idempotency_key is not None)
+            if reply is not None:
+                if wait_ms is not None:
                     await self._move_later(lane, reply[2])
-            if isinstance(reply, ServerError):
-                raise reply
-            if reply is None:
-                await self.known.again()
-                continue
-            if self.trimmer.every:
-                self.trimmer.sent(lane, 1)
-            return message_id(reply)
+                return self._stored(lane, reply)
+            await self.known.again()
         raise TopicMissing(self.topic)
 
-    def lane_for(
+    def entry(
+        self, facts: Facts, data: bytes, key: str | None, headers: Mapping[str, str] | None
+    ) -> tuple[Lane, bytes]:
+        """Place a message, and build the packed command that stores it there."""
+        if headers or self._interop or len(data) > self._claim_above:
+            lane = self._lane_for(facts, key, headers)
+            return lane, self._long_command(lane, data, key, headers)
+        if facts is not self._facts:
+            self._adopt(facts)
+        stored_key = None if key is None else check_key(key)
+        count = facts.partitions
+        place = self.partitioner.partition(key, count)
+        if type(place) is not int or not 0 <= place < count:
+            check_partition(place, count)
+        lane = self._lanes[place]
+        if stored_key is None:
+            return lane, add_plain(lane.to_add, data)
+        return lane, add_keyed(lane.to_add_keyed, data, stored_key)
+
+    def _lane_for(
         self,
         facts: Facts,
         key: str | None,
@@ -135,32 +181,40 @@ class Sender:
         idempotency_key: str | None = None,
     ) -> Lane:
         """Place a message. What has an idempotency key meets its repeat in the same partition."""
+        if facts is not self._facts:
+            self._adopt(facts)
         count = facts.partitions
-        if count > len(self._lanes):
-            made = range(len(self._lanes), count)
-            self._lanes += [Lane(self.client, self.topic, index) for index in made]
-        self.trimmer.follow(facts.options.retention)
-        place = forced_partition(headers, count) if headers else None
+        place = forced_partition(headers, count)
+        if place is None and key is not None:
+            check_key(key)
+        if place is None and idempotency_key is not None and (key is None or self._keys_ignored):
+            place = crc32(idempotency_key.encode()) % count
         if place is None:
-            if idempotency_key is not None and (key is None or self._places_anywhere):
-                place = crc32(idempotency_key.encode()) % count
-            else:
-                place = check_partition(self._partitioner.partition(key, count), count)
+            place = check_partition(self.partitioner.partition(key, count), count)
         return self._lanes[place]
 
-    def add_command(
-        self, lane: Lane, data: bytes, key: bytes | None, headers: Mapping[str, str] | None
-    ) -> Command:
-        """Build the command that stores a message, by script if the payload is large."""
+    def _adopt(self, facts: Facts) -> None:
+        self._facts = facts
+        made = range(len(self._lanes), facts.partitions)
+        self._lanes += [Lane(self.client, self.topic, index) for index in made]
+        self.trimmer.follow(facts.options.retention)
+
+    def _long_command(
+        self, lane: Lane, data: bytes, key: str | None, headers: Mapping[str, str] | None
+    ) -> bytes:
         if len(data) > self._claim_above:
             # By its text: were it refused, what is sent right after it would overtake it.
             return self._publication(lane, data, key, headers).by_text(self.client.server_version)
-        fields = message_fields(data, key, headers)
-        return (b"XADD", lane.stream, b"NOMKSTREAM", b"*", *fields, *self._java_fields(lane))
+        fields = message_fields(data, None if key is None else check_key(key), headers)
+        more = self._java_fields(lane)
+        return pack((b"XADD", lane.stream, b"NOMKSTREAM", b"*", *fields, *more))
 
-    @property
-    def _places_anywhere(self) -> bool:
-        return isinstance(self._partitioner, RoundRobin | Random)
+    def _stored(self, lane: Lane, reply: Reply) -> str:
+        if isinstance(reply, ServerError):
+            raise reply
+        if self.trimmer.every:
+            self.trimmer.sent(lane, 1)
+        return message_id(reply)
 
     def _java_fields(self, lane: Lane) -> tuple[Argument, ...]:
         return java_fields(self.topic, lane.index) if self._interop else ()
@@ -169,7 +223,7 @@ class Sender:
         self,
         lane: Lane,
         data: bytes,
-        key: bytes | None,
+        key: str | None,
         headers: Mapping[str, str] | None,
         wait_ms: int | None = None,
         idempotency_key: str | None = None,
@@ -177,7 +231,7 @@ class Sender:
         return publication(
             lane,
             data,
-            key,
+            None if key is None else check_key(key),
             headers,
             beside=len(data) > self._claim_above,
             more_fields=self._java_fields(lane),
@@ -217,7 +271,7 @@ class Sender:
             raise reply
         return reply
 
-    async def _ask(self, lane: Lane, command: Command) -> Reply:
+    async def _ask(self, lane: Lane, command: bytes) -> Reply:
         reply = (await (await self.route.begin(lane, (command,))))[0]
         if isinstance(reply, ELSEWHERE):
             reply = (await self.route.mend(lane, (command,)))[0]
