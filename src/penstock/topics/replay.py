@@ -22,6 +22,7 @@ from penstock.topics.message import (
     decode_headers,
     encode_headers,
 )
+from penstock.topics.once import publish_once
 from penstock.topics.partitioners import Partitioner, check_partition
 from penstock.topics.views import Replayed
 
@@ -29,8 +30,6 @@ __all__ = ["ORIGINAL_ID", "Replay"]
 
 ORIGINAL_ID = "x-original-message-id"
 
-# Long enough for people to come back to a replay that was cut off.
-_REMEMBER_MS = 24 * 3600 * 1000
 _CHUNK = 100
 _CHUNKS_PER_S = 10
 
@@ -130,26 +129,16 @@ class Replay:
 
     async def _send_lane(self, lane: Sequence[_Ready]) -> None:
         for one in lane:
-            keys = self._client.keys.partition(self._topic, one.partition)
-            stored = await self._client.scripts.publish(
-                stream=keys.stream,
-                dedup=keys.dedup,
-                dedup_times=keys.dedup_times,
-                payload=keys.payload(one.payload_name or "none"),
-                payloads=keys.payloads,
-                delayed=keys.delayed,
-                delayed_bodies=keys.delayed_bodies,
+            is_new = await publish_once(
+                self._client,
+                self._topic,
+                one.partition,
+                fields=one.fields,
                 idempotency_key=f"replay/{one.letter.id}",
-                remember_ms=_REMEMBER_MS,
                 payload_name=one.payload_name,
                 body=one.body,
-                waiting_id="",
-                wait_ms=0,
-                fields=one.fields,
             )
-            if stored is None:
-                raise TopicMissing(self._topic)
-            if stored[1]:
+            if is_new:
                 self._replayed += 1
             else:
                 self._repeated += 1

@@ -8,6 +8,7 @@ from penstock.topics.facts import Options
 
 __all__ = [
     "Act",
+    "Adopted",
     "BrowsePage",
     "GroupView",
     "LetterKind",
@@ -123,6 +124,17 @@ class Trimmed(msgspec.Struct, frozen=True, kw_only=True):
     """Of these, still needed by a group: the hard cap took them."""
     freed: int = 0
     """Large payloads removed."""
+
+
+class Adopted(msgspec.Struct, frozen=True, kw_only=True):
+    """What moving a plain stream into a topic did."""
+
+    moved: int = 0
+    repeated: int = 0
+    """Moved by an earlier call that ended before it could take the message away."""
+    settled: int = 0
+    """Dropped: every group was done with them."""
+    groups: list[str] = []
 
 
 # --- groups -------------------------------------------------------------------------------------

@@ -1,0 +1,29 @@
+-- drop_group: forget a group in one partition.
+--
+-- Flags: allow-oom  it frees memory
+--
+-- KEYS[1]  STREAM  the partition's messages
+-- KEYS[2]  HASH    epochs by group
+-- KEYS[3]  HASH    from group to the id up to which all is settled
+-- KEYS[4]  STRING  the lease
+-- KEYS[5]  ZSET    the group's retries
+-- KEYS[6]  HASH    the group's failures
+-- ARGV[1]  str     group
+-- ARGV[2]  str     what fences of this group begin with; an epoch completes the key
+--
+-- Returns  1  it was known here
+--          0  it was not
+
+local known = 0
+if redis.call('EXISTS', KEYS[1]) == 1 then
+  known = redis.call('XGROUP', 'DESTROY', KEYS[1], ARGV[1])
+end
+local epoch = redis.call('HGET', KEYS[2], ARGV[1])
+if epoch then
+  known = 1
+  redis.call('DEL', ARGV[2] .. epoch)
+  redis.call('HDEL', KEYS[2], ARGV[1])
+end
+redis.call('HDEL', KEYS[3], ARGV[1])
+redis.call('DEL', KEYS[4], KEYS[5], KEYS[6])
+return known

@@ -1,0 +1,40 @@
+-- reset_group: let a group go on from another place; whoever owns the partition loses it.
+--
+-- Flags: allow-oom  a full server must be freed of what nobody will handle
+--
+-- KEYS[1]  STREAM  the partition's messages
+-- KEYS[2]  HASH    epochs by group
+-- KEYS[3]  HASH    from group to the id up to which all is settled
+-- KEYS[4]  STRING  the lease
+-- KEYS[5]  ZSET    the group's retries
+-- KEYS[6]  HASH    the group's failures
+-- ARGV[1]  str     group
+-- ARGV[2]  str     id after which it reads: an id, or $ for the end
+-- ARGV[3]  str     what fences of this group begin with; an epoch completes the key
+--
+-- Returns   1  done
+--           0  there is no such group here
+--          -1  there is no such partition
+
+if redis.call('EXISTS', KEYS[1]) == 0 then return -1 end
+local epoch = redis.call('HGET', KEYS[2], ARGV[1])
+local known = epoch
+for _, group in ipairs(redis.call('XINFO', 'GROUPS', KEYS[1])) do
+  if group[2] == ARGV[1] then known = true end
+end
+if not known then return 0 end
+
+local start = ARGV[2]
+if start == '$' then
+  local facts = redis.call('XINFO', 'STREAM', KEYS[1])
+  for i = 1, #facts, 2 do
+    if facts[i] == 'last-generated-id' then start = facts[i + 1] end
+  end
+end
+-- What is pending goes with the old group.
+redis.call('XGROUP', 'DESTROY', KEYS[1], ARGV[1])
+redis.call('XGROUP', 'CREATE', KEYS[1], ARGV[1], start)
+redis.call('HSET', KEYS[3], ARGV[1], start)
+redis.call('HINCRBY', KEYS[2], ARGV[1], 1)
+redis.call('DEL', KEYS[4], KEYS[5], KEYS[6], ARGV[3] .. (epoch or '0'))
+return 1

@@ -1,0 +1,159 @@
+"""Moving a plain stream from before the topic into the topic."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from zlib import crc32
+
+from penstock.errors import TopicError
+from penstock.redis.client import Client
+from penstock.redis.keys.names import check_name
+from penstock.redis.wire import Command
+from penstock.topics.facts import Facts, ensure_topic
+from penstock.topics.looking import as_dict, ask, id_numbers, text
+from penstock.topics.message import KEY, Fields, field_of
+from penstock.topics.once import publish_once
+from penstock.topics.partitioners import Crc32, Partitioner, check_partition
+from penstock.topics.views import Adopted
+
+__all__ = ["adopt_stream", "legacy_key"]
+
+_PAGE = 100
+
+_Id = tuple[int, int]
+_Entry = tuple[bytes, Fields]
+
+
+def legacy_key(client: Client, topic: str) -> str:
+    """Key of the stream that a topic had before it had partitions: its name."""
+    return f"{client.keys.topic(topic).root}{topic}"
+
+
+async def adopt_stream(
+    client: Client, topic: str, partitions: int | None, partitioner: Partitioner | None
+) -> Adopted:
+    """See `TopicAdmin.adopt`."""
+    legacy = legacy_key(client, topic)
+    await _check_type(client, topic, legacy)
+    groups = {
+        check_name("group", text(facts["name"])): id_numbers(facts["last-delivered-id"])
+        for facts in map(as_dict, await client.call("XINFO", "GROUPS", legacy))
+    }
+    facts = await ensure_topic(client, topic, partitions)
+    if facts.growing_to:
+        raise TopicError(f"topic {topic!r} is growing; adopt its old stream when that is done")
+    await _register(client, topic, facts.partitions, groups)
+    mover = _Mover(client, facts, legacy, groups, partitioner or Crc32())
+    while True:
+        while await mover.move_page():
+            pass
+        if await client.scripts.drop_legacy(stream=legacy):
+            return mover.result()
+
+
+async def _check_type(client: Client, topic: str, legacy: str) -> None:
+    found = text(await client.call("TYPE", legacy))
+    if found == "none":
+        raise TopicError(f"there is no stream {legacy!r} from before topic {topic!r}")
+    if found != "stream":
+        raise TopicError(f"key {legacy!r} is a {found}, not a stream: not adopted")
+
+
+async def _register(
+    client: Client, topic: str, partitions: int, groups: Mapping[str, object]
+) -> None:
+    """Let the old groups read the topic from its beginning, before anything is in it."""
+    told = client.keys.topic(topic).groups
+    for group in groups:
+        for index in range(partitions):
+            keys = client.keys.partition(topic, index)
+            await client.scripts.register_group(
+                stream=keys.stream, epochs=keys.epochs, commit=keys.commit, group=group, start="0"
+            )
+        await client.call("HSETNX", told, group, "0")
+
+
+class _Mover:
+    """Moves the entries of a stream page by page, the oldest first."""
+
+    def __init__(
+        self,
+        client: Client,
+        facts: Facts,
+        legacy: str,
+        groups: Mapping[str, _Id],
+        partitioner: Partitioner,
+    ) -> None:
+        self._client, self._topic, self._legacy = client, facts.name, legacy
+        self._count = facts.partitions
+        self._groups = groups
+        self._read_by_all = min(groups.values(), default=(0, 0))
+        self._partitioner = partitioner
+        self._moved = self._repeated = self._settled = 0
+
+    def result(self) -> Adopted:
+        return Adopted(
+            moved=self._moved,
+            repeated=self._repeated,
+            settled=self._settled,
+            groups=sorted(self._groups),
+        )
+
+    async def move_page(self) -> bool:
+        """Move the next entries and take them away; False if there are none."""
+        page: list[_Entry] = await self._client.call(
+            "XRANGE", self._legacy, "-", "+", "COUNT", _PAGE
+        )
+        if not page:
+            return False
+        needed = await self._needed(page)
+        lanes: dict[int, list[_Entry]] = {}
+        for entry in needed:
+            lanes.setdefault(self._place(entry), []).append(entry)
+        ends = await asyncio.gather(
+            *(self._move(index, lane) for index, lane in lanes.items()), return_exceptions=True
+        )
+        for end in ends:
+            if end is not None:
+                raise end
+        self._settled += len(page) - len(needed)
+        # What is cut off before this is found again, and recognised by its id.
+        await self._client.call("XDEL", self._legacy, *(id_ for id_, _ in page))
+        return True
+
+    async def _needed(self, page: Sequence[_Entry]) -> list[_Entry]:
+        """Entries that some group has not settled; all, if there are no groups."""
+        if not self._groups or id_numbers(page[0][0]) > self._read_by_all:
+            return list(page)
+        first, last = page[0][0], page[-1][0]
+        commands: list[Command] = [
+            ("XPENDING", self._legacy, group, first, last, len(page)) for group in self._groups
+        ]
+        pending = {line[0] for lines in await ask(self._client, commands) for line in lines}
+        return [
+            entry
+            for entry in page
+            if entry[0] in pending or id_numbers(entry[0]) > self._read_by_all
+        ]
+
+    async def _move(self, index: int, lane: Sequence[_Entry]) -> None:
+        for id_, fields in lane:
+            is_new = await publish_once(
+                self._client,
+                self._topic,
+                index,
+                fields=fields,
+                idempotency_key=f"adopt/{text(id_)}",
+            )
+            self._moved += is_new
+            self._repeated += not is_new
+
+    def _place(self, entry: _Entry) -> int:
+        id_, fields = entry
+        key = field_of(fields, KEY)
+        if key is None:
+            # Not by turns: a repeat has to meet the message in the same partition.
+            return crc32(id_) % self._count
+        place = self._partitioner.partition(text(key), self._count)
+        return check_partition(place, self._count)

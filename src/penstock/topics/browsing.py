@@ -1,0 +1,169 @@
+"""Messages of a topic, for people."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+
+import msgspec
+
+from penstock.errors import InvalidMessage
+from penstock.redis.client import Client
+from penstock.redis.codec import Codec
+from penstock.redis.wire import Command
+from penstock.topics.bodies import SHOWN_BYTES, body_key, show_payload, without_reference
+from penstock.topics.facts import read_facts
+from penstock.topics.looking import ask, id_numbers, text
+from penstock.topics.message import (
+    BARRIER,
+    HEADERS,
+    KEY,
+    PAYLOAD,
+    TARGET_GROUP,
+    Fields,
+    decode_headers,
+    field_of,
+)
+from penstock.topics.views import BrowsePage, MessageView
+
+__all__ = ["browse_topic"]
+
+_MOST = 1_000
+_FETCHED = 8 * 1024 * 1024
+"""Payloads of more bytes, stored beside the stream, are fetched in part."""
+
+_CURSOR = re.compile(r"([0-9]{1,20})-([0-9]{1,20})/([0-9]{1,6})")
+_Place = tuple[tuple[int, int], int]
+"""Where a message stands among those of all partitions: id, partition."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Body:
+    """A payload that was stored beside the stream, or the beginning of it."""
+
+    data: bytes
+    size: int
+
+
+async def browse_topic(
+    client: Client,
+    codec: Codec,
+    topic: str,
+    *,
+    partition: int | None = None,
+    start: str | datetime = "-",
+    end: str | datetime = "+",
+    count: int = 100,
+    reverse: bool = False,
+    cursor: str | None = None,
+    most_bytes: int = SHOWN_BYTES,
+) -> BrowsePage:
+    """See `TopicAdmin.browse`."""
+    if not 1 <= count <= _MOST:
+        raise ValueError(f"count = {count!r}: expected a number from 1 to {_MOST}")
+    partitions = (await read_facts(client, topic)).partitions
+    indexes = range(partitions) if partition is None else (partition,)
+    if partition is not None and not 0 <= partition < partitions:
+        raise InvalidMessage(f"topic {topic!r} has partitions 0 to {partitions - 1}: {partition!r}")
+    bounds = (_bound(start), _bound(end))
+    after = None if cursor is None else _read_cursor(cursor)
+    commands: list[Command] = []
+    for index in indexes:
+        low, high = _narrowed(bounds, index, after, reverse=reverse)
+        stream = client.keys.partition(topic, index).stream
+        if reverse:
+            commands.append(("XREVRANGE", stream, high, low, "COUNT", count))
+        else:
+            commands.append(("XRANGE", stream, low, high, "COUNT", count))
+    found: list[tuple[_Place, Fields]] = [
+        ((id_numbers(id_), index), fields)
+        for index, entries in zip(indexes, await ask(client, commands), strict=True)
+        for id_, fields in entries
+    ]
+    found.sort(key=lambda entry: entry[0], reverse=reverse)
+    shown = found[:count]
+    bodies = await _bodies(client, topic, shown, most_bytes)
+    views = [
+        _view(codec, place, fields, body, most_bytes)
+        for (place, fields), body in zip(shown, bodies, strict=True)
+    ]
+    full = len(shown) == count
+    return BrowsePage(messages=views, cursor=_write_cursor(shown[-1][0]) if full else None)
+
+
+def _view(
+    codec: Codec, place: _Place, fields: Fields, body: _Body | None, most_bytes: int
+) -> MessageView:
+    (ms, sequence), partition = place
+    payload = show_payload(codec, body.data if body else field_of(fields, PAYLOAD), most_bytes)
+    if body and body.size > len(body.data):
+        payload = msgspec.structs.replace(payload, size=body.size, is_cut=True)
+    key, target = field_of(fields, KEY), field_of(fields, TARGET_GROUP)
+    barrier = field_of(fields, BARRIER)
+    texts = [text(part) for part in fields]
+    return MessageView(
+        partition=partition,
+        id=f"{ms}-{sequence}",
+        sent_ms=ms,
+        payload=payload,
+        key=None if key is None else text(key),
+        headers=without_reference(decode_headers(field_of(fields, HEADERS))),
+        target_group=None if target is None else text(target),
+        barrier=int(barrier) if barrier is not None and barrier.isdigit() else None,
+        fields=dict(zip(texts[::2], texts[1::2], strict=False)) if payload.is_missing else None,
+    )
+
+
+async def _bodies(
+    client: Client, topic: str, shown: Sequence[tuple[_Place, Fields]], most_bytes: int
+) -> list[_Body | None]:
+    """Payloads that are stored beside the stream; None where there is none (any more)."""
+    places: list[str | None] = []
+    for (_, index), fields in shown:
+        headers = decode_headers(field_of(fields, HEADERS))
+        places.append(body_key(client.keys.partition(topic, index), headers))
+    keys = [key for key in places if key is not None]
+    sizes = dict(zip(keys, await ask(client, [("STRLEN", key) for key in keys]), strict=True))
+    ends = {key: -1 if size <= _FETCHED else most_bytes - 1 for key, size in sizes.items()}
+    parts = await ask(client, [("GETRANGE", key, 0, end) for key, end in ends.items()])
+    bodies = {
+        key: _Body(part, sizes[key]) for key, part in zip(ends, parts, strict=True) if sizes[key]
+    }
+    return [None if key is None else bodies.get(key) for key in places]
+
+
+def _bound(bound: str | datetime) -> str:
+    """Spell one end of a range; a time means every message of its millisecond."""
+    if not isinstance(bound, datetime):
+        return bound
+    if bound.utcoffset() is None:
+        raise ValueError(f"{bound!r}: no time zone; add one, as in datetime.now(UTC)")
+    return str(max(0, (bound - datetime(1970, 1, 1, tzinfo=UTC)) // timedelta(milliseconds=1)))
+
+
+def _narrowed(
+    bounds: tuple[str, str], index: int, after: _Place | None, *, reverse: bool
+) -> tuple[str, str]:
+    """Range of one partition that a page after the cursor has to look at."""
+    low, high = bounds
+    if after is None:
+        return low, high
+    (ms, sequence), partition = after
+    passed = index >= partition if reverse else index <= partition
+    edge = f"({ms}-{sequence}" if passed else f"{ms}-{sequence}"
+    return (low, edge) if reverse else (edge, high)
+
+
+def _write_cursor(place: _Place) -> str:
+    (ms, sequence), partition = place
+    return f"{ms}-{sequence}/{partition}"
+
+
+def _read_cursor(cursor: str) -> _Place:
+    found = _CURSOR.fullmatch(cursor)
+    if not found:
+        raise InvalidMessage(f"cursor {cursor[:60]!r}: expected one that a page came with")
+    ms, sequence, partition = map(int, found.groups())
+    return (ms, sequence), partition

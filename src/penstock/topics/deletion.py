@@ -1,0 +1,138 @@
+"""How a topic is deleted so that nothing is left of it."""
+
+from __future__ import annotations
+
+from penstock.errors import InvalidName, TopicError
+from penstock.redis.client import Client
+from penstock.redis.keys.names import check_name
+from penstock.redis.keys.reading import read_key
+from penstock.topics.bodies import payload_prefix
+from penstock.topics.groups import drop_group
+from penstock.topics.looking import as_dict, ask, text
+
+__all__ = ["delete_topic"]
+
+_BODIES_AT_ONCE = 500
+_KEYS_AT_ONCE = 500
+# A consumer that has not noticed yet may register its group again, once.
+_MOST_TRIES = 10
+
+
+async def delete_topic(client: Client, topic: str) -> bool:
+    """Remove a topic; False if there was none. May be repeated after a crash at any point.
+
+    First its facts go, so that producers and consumers notice, last its name in the registry.
+    """
+    keys = client.keys.topic(topic)
+    registry = client.keys.topics().registry
+    meta, is_registered = await ask(
+        client, [("HMGET", keys.meta, "partitionCount", "growing"), ("SISMEMBER", registry, topic)]
+    )
+    count = max(int(number or 0) for number in meta)
+    if count:
+        # Written down before the facts are gone: a repeat has to find every partition.
+        streams = [client.keys.partition(topic, index).stream for index in range(count)]
+        await client.call("SADD", keys.partitions, *streams)
+    was_there = await client.call("UNLINK", keys.meta)
+    indexes = await _partitions(client, topic)
+    if not (was_there or is_registered or indexes):
+        return False
+    told = {text(name) for name in await client.call("HKEYS", keys.groups)}
+    groups = set(told)
+    for index in indexes:
+        groups |= await _drop_partition(client, topic, index, told)
+    await _drop_payloads(client, topic)
+    await _drop_java_retries(client, topic)
+    about_groups = [
+        key for name in sorted(groups) for key in (keys.members(name), keys.member_info(name))
+    ]
+    await _unlink(client, about_groups)
+    await _unlink(client, [keys.dlq, keys.dlq_index, keys.audit, keys.groups, keys.partitions])
+    await client.call("SREM", registry, topic)
+    if await client.call("EXISTS", keys.meta):
+        await client.call("SADD", registry, topic)  # somebody has made it anew meanwhile
+    return True
+
+
+async def _partitions(client: Client, topic: str) -> list[int]:
+    """Partitions of which something may be left."""
+    namespace = client.keys.namespace
+    found: list[int] = []
+    for stream in await client.call("SMEMBERS", client.keys.topic(topic).partitions):
+        read = read_key(stream, namespace)
+        if read and read.arguments.get("topic") == topic and "index" in read.arguments:
+            found.append(int(read.arguments["index"]))
+    return sorted(found)
+
+
+async def _drop_partition(client: Client, topic: str, index: int, told: set[str]) -> set[str]:
+    """Remove one partition; the groups that it knew."""
+    keys = client.keys.partition(topic, index)
+    seen: set[str] = set()
+    for _ in range(_MOST_TRIES):
+        epochs, groups = await ask(
+            client, [("HKEYS", keys.epochs), ("XINFO", "GROUPS", keys.stream)], absent=True
+        )
+        named = {text(name) for name in epochs} | told
+        named |= {text(as_dict(group)["name"]) for group in groups or ()}
+        for group in filter(_is_name, named):
+            seen.add(group)
+            await drop_group(client, topic, group, range(index, index + 1))
+        left = 1
+        while left > 0:
+            left = await client.scripts.drop_partition(
+                stream=keys.stream,
+                epochs=keys.epochs,
+                commit=keys.commit,
+                payloads=keys.payloads,
+                delayed=keys.delayed,
+                delayed_bodies=keys.delayed_bodies,
+                dedup=keys.dedup,
+                dedup_times=keys.dedup_times,
+                counters=keys.counters,
+                payload_prefix=payload_prefix(keys),
+                count=_BODIES_AT_ONCE,
+            )
+        if left == 0:
+            return seen
+    raise TopicError(f"topic {topic!r}: consumers keep coming back; stop them and delete it again")
+
+
+def _is_name(group: str) -> bool:
+    """Whether we can have keys for it; a group of others may be called anything."""
+    try:
+        check_name("group", group)
+    except InvalidName:
+        return False
+    return True
+
+
+async def _drop_payloads(client: Client, topic: str) -> None:
+    """Remove large payloads that the Java library has listed."""
+    keys = client.keys.topic(topic)
+    listed = [text(key) for key in await client.call("SMEMBERS", keys.payload_index)]
+    ours = [key for key in listed if _belongs(client, key, topic, "partition.payload")]
+    await _unlink(client, ours)
+    times = client.keys.topics().payload_times
+    for start in range(0, len(ours), _KEYS_AT_ONCE):
+        await client.call("ZREM", times, *ours[start : start + _KEYS_AT_ONCE])
+    await _unlink(client, [keys.payload_index])
+
+
+async def _drop_java_retries(client: Client, topic: str) -> None:
+    keys = client.keys.topic(topic)
+    items = [text(key) for key in await client.call("ZRANGE", keys.java_retry, 0, -1)]
+    await _unlink(
+        client, [key for key in items if _belongs(client, key, topic, "topic.java_retry_item")]
+    )
+    await _unlink(client, [keys.java_retry, keys.java_retry_lock])
+
+
+def _belongs(client: Client, key: str, topic: str, family: str) -> bool:
+    """Whether a key that somebody listed is what it is listed as: lists come from others too."""
+    read = read_key(key, client.keys.namespace)
+    return bool(read and read.family.name == family and read.arguments["topic"] == topic)
+
+
+async def _unlink(client: Client, keys: list[str]) -> None:
+    await ask(client, [("UNLINK", key) for key in keys])

@@ -1,0 +1,387 @@
+"""The groups of a topic: how far they are, what they have pending, who works for them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any
+
+import msgspec
+
+from penstock.errors import GroupMissing, InvalidMessage, InvalidName, TopicError
+from penstock.redis.client import Client
+from penstock.redis.keys.names import check_name
+from penstock.redis.wire import Command, Reply
+from penstock.topics.audit import record_act
+from penstock.topics.facts import read_facts
+from penstock.topics.looking import as_dict, ask, id_numbers, now_ms, text
+from penstock.topics.retries import Failure
+from penstock.topics.times import resolve_position
+from penstock.topics.views import (
+    GroupView,
+    MemberView,
+    PartitionLag,
+    PendingPage,
+    PendingView,
+)
+
+__all__ = [
+    "COUNTED",
+    "delete_group",
+    "drop_group",
+    "known_groups",
+    "list_groups",
+    "list_pending",
+    "reset_group",
+]
+
+COUNTED = 10_000
+"""Messages counted one by one where the server does not know a group's lag."""
+
+_failures = msgspec.json.Decoder(list[Failure])
+
+
+@dataclass(frozen=True, slots=True)
+class _Partition:
+    """What one look at a partition brought."""
+
+    index: int
+    length: int
+    added: int | None
+    groups: Mapping[str, Mapping[str, Reply]]
+    epochs: Mapping[str, Reply]
+    settled: Mapping[str, Reply] = field(default_factory=dict[str, Any])
+
+
+# --- looking ------------------------------------------------------------------------------------
+
+
+async def list_groups(client: Client, topic: str, only: str | None = None) -> list[GroupView]:
+    """Every group of a topic, or one; `GroupMissing` if it is not there.
+
+    Four round trips, O(partitions × groups); and a script for each partition whose lag the server
+    does not know (Redis 6.2; a group that was set to an id), which counts up to 10,000 messages.
+    """
+    count = (await read_facts(client, topic)).partitions
+    keys = client.keys.topic(topic)
+    partitions = await _look(client, topic, range(count))
+    starts, clock = await ask(client, [("HGETALL", keys.groups), ("TIME",)])
+    told = {name: text(start) for name, start in as_dict(starts).items()}
+    names = sorted(_fit({*told, *(name for part in partitions for name in part.groups)}))
+    if only is not None:
+        if only not in names:
+            raise GroupMissing(topic, only)
+        names = [only]
+    return [
+        await _group_view(client, topic, name, told.get(name), partitions, now_ms(clock))
+        for name in names
+    ]
+
+
+async def known_groups(client: Client, topic: str, partitions: int) -> list[str]:
+    """Names of all groups, however they came. Two round trips, O(partitions × groups)."""
+    streams = [client.keys.partition(topic, index).stream for index in range(partitions)]
+    told = await client.call("HKEYS", client.keys.topic(topic).groups)
+    found = await ask(client, [("XINFO", "GROUPS", stream) for stream in streams], absent=True)
+    names = {text(name) for name in told}
+    names |= {text(as_dict(group)["name"]) for groups in found for group in groups or ()}
+    return sorted(_fit(names))
+
+
+def _fit(names: set[str]) -> list[str]:
+    """Leave out groups whose names cannot stand in a key; they are not ours to look after."""
+    fit: list[str] = []
+    for name in names:
+        try:
+            fit.append(check_name("group", name))
+        except InvalidName:
+            continue
+    return fit
+
+
+async def _look(client: Client, topic: str, indexes: range) -> list[_Partition]:
+    commands: list[Command] = []
+    for index in indexes:
+        keys = client.keys.partition(topic, index)
+        commands += [
+            ("XINFO", "GROUPS", keys.stream),
+            ("XINFO", "STREAM", keys.stream),
+            ("HGETALL", keys.epochs),
+            ("HGETALL", keys.commit),
+        ]
+    replies = await ask(client, commands, absent=True)
+    looked: list[_Partition] = []
+    for place, index in enumerate(indexes):
+        groups, stream, epochs, settled = replies[place * 4 : place * 4 + 4]
+        facts = as_dict(stream) if stream is not None else {}
+        by_name = {text(as_dict(group)["name"]): as_dict(group) for group in groups or ()}
+        looked.append(
+            _Partition(
+                index=index,
+                length=facts.get("length", 0),
+                added=facts.get("entries-added"),
+                groups=by_name,
+                epochs=as_dict(epochs),
+                settled=as_dict(settled),
+            )
+        )
+    return looked
+
+
+async def _group_view(
+    client: Client,
+    topic: str,
+    group: str,
+    start: str | None,
+    partitions: Sequence[_Partition],
+    clock_ms: int,
+) -> GroupView:
+    members = await _members(client, topic, group, clock_ms)
+    commands: list[Command] = []
+    for part in partitions:
+        keys = client.keys.partition(topic, part.index)
+        lease = keys.lease(group)
+        commands += [("GET", lease), ("PTTL", lease)]
+        if group in part.groups:
+            commands.append(("XPENDING", keys.stream, group))
+    replies = iter(await ask(client, commands))
+    lines: list[PartitionLag] = []
+    for part in partitions:
+        owner, lease_ms = next(replies), next(replies)
+        facts = part.groups.get(group)
+        lowest = None if facts is None else next(replies)[1]
+        lag, approximate = await _lag(client, topic, part, facts, start)
+        settled = part.settled.get(group)
+        lines.append(
+            PartitionLag(
+                partition=part.index,
+                lag=lag,
+                approximate=approximate,
+                pending=0 if facts is None else facts["pending"],
+                oldest_pending_ms=lowest and max(0, clock_ms - id_numbers(lowest)[0]),
+                last_delivered_id=None if facts is None else text(facts["last-delivered-id"]),
+                settled_id=settled and text(settled),
+                owner=owner and text(owner),
+                lease_ms=None if owner is None else max(0, lease_ms),
+                epoch=int(part.epochs.get(group, 0)),
+                is_missing=facts is None,
+            )
+        )
+    ages = [line.oldest_pending_ms for line in lines if line.oldest_pending_ms is not None]
+    return GroupView(
+        name=group,
+        start=start,
+        partitions=lines,
+        members=members,
+        lag=sum(line.lag for line in lines),
+        approximate=any(line.approximate for line in lines),
+        pending=sum(line.pending for line in lines),
+        oldest_pending_ms=max(ages, default=None),
+    )
+
+
+async def _lag(
+    client: Client,
+    topic: str,
+    part: _Partition,
+    facts: Mapping[str, Reply] | None,
+    start: str | None,
+) -> tuple[int, bool]:
+    """Messages not yet delivered, and whether that is only a bound."""
+    if facts is None:
+        return (0 if start == "$" else part.length), True
+    lag = facts.get("lag")
+    if lag is not None:
+        # What a hard cap dropped before it was delivered counts in the server's number.
+        return min(lag, part.length), False
+    stream = client.keys.partition(topic, part.index).stream
+    counted = await client.scripts.count_after(
+        stream=stream, id_=text(facts["last-delivered-id"]), most=COUNTED
+    )
+    if counted < COUNTED:
+        return counted, False
+    read = facts.get("entries-read")
+    if part.added is not None and read is not None:
+        return min(max(counted, part.added - read), part.length), True
+    return counted, True
+
+
+async def _members(client: Client, topic: str, group: str, clock_ms: int) -> list[MemberView]:
+    keys = client.keys.topic(topic)
+    beats, about = await ask(
+        client,
+        [
+            ("ZRANGE", keys.members(group), 0, -1, "REV", "WITHSCORES"),
+            ("HGETALL", keys.member_info(group)),
+        ],
+    )
+    said = as_dict(about)
+    longest_ms = client.settings.topics.lease_ttl_s * 1000
+    views: list[MemberView] = []
+    for name, beat in zip(map(text, beats[::2]), beats[1::2], strict=True):
+        silent_ms = max(0, clock_ms - int(float(beat)))
+        views.append(
+            MemberView(
+                name=name,
+                silent_ms=silent_ms,
+                alive=silent_ms <= longest_ms,
+                about=text(said.get(name, b"")),
+            )
+        )
+    return views
+
+
+async def list_pending(
+    client: Client, topic: str, group: str, cursor: str | None = None, count: int = 100
+) -> PendingPage:
+    """List what a group has pending, by partition and id; `GroupMissing` if it is not there.
+
+    The cursor stays valid whatever is settled or delivered meanwhile. One round trip for each
+    partition touched, O(count); and one for the topic.
+    """
+    if count < 1:
+        raise ValueError(f"count = {count!r}: expected 1 or more")
+    first, after = _read_cursor(cursor)
+    partitions = (await read_facts(client, topic)).partitions
+    pending: list[PendingView] = []
+    missing = 0
+    for index in range(first, partitions):
+        start = f"({after}" if after and index == first else "-"
+        page = await _pending_in(client, topic, group, index, start, count - len(pending))
+        missing += page is None
+        pending += page or ()
+        if len(pending) >= count:
+            last = pending[-1]
+            return PendingPage(pending=pending, cursor=f"{last.partition}/{last.id}")
+    if missing == partitions:
+        raise GroupMissing(topic, group)
+    return PendingPage(pending=pending)
+
+
+async def _pending_in(
+    client: Client, topic: str, group: str, index: int, start: str, count: int
+) -> list[PendingView] | None:
+    keys = client.keys.partition(topic, index)
+    reply = await client.scripts.look_at_pending(
+        stream=keys.stream,
+        retry=keys.retry(group),
+        failures=keys.failures(group),
+        lease=keys.lease(group),
+        group=group,
+        start=start,
+        count=count,
+    )
+    if reply == -1:
+        return None
+    owner, *lines = reply
+    return [
+        PendingView(
+            partition=index,
+            id=text(id_),
+            attempts=attempts,
+            idle_ms=idle_ms,
+            key=text(key[0]) if key else None,
+            due_in_ms=None if due_in_ms < 0 else due_in_ms,
+            last_failure=_last_failure(failures),
+            owner=owner and text(owner),
+            is_gone=not is_there,
+        )
+        for id_, attempts, idle_ms, due_in_ms, failures, is_there, *key in lines
+    ]
+
+
+def _last_failure(stored: bytes) -> str | None:
+    if not stored:
+        return None
+    try:
+        failures = _failures.decode(stored)
+    except msgspec.DecodeError:
+        return text(stored)
+    return f"{failures[-1].error_class}: {failures[-1].message}" if failures else None
+
+
+def _read_cursor(cursor: str | None) -> tuple[int, str]:
+    if cursor is None:
+        return 0, ""
+    partition, _, id_ = cursor.partition("/")
+    ms, _, sequence = id_.partition("-")
+    if not all(part.isascii() and part.isdigit() for part in (partition, ms, sequence)):
+        raise InvalidMessage(f"cursor {cursor[:60]!r}: expected one that a page came with")
+    return int(partition), id_
+
+
+# --- changing -----------------------------------------------------------------------------------
+
+
+async def reset_group(
+    client: Client, topic: str, group: str, position: str | datetime, *, who: str | None = None
+) -> None:
+    """Let a group go on from another position, in all partitions; see `resolve_position`.
+
+    What it has pending is dropped, its consumers lose their partitions at once: what they still
+    finish is refused, and they begin anew at the position. Repeat it if it fails half-way. Two
+    round trips and one for each partition.
+    """
+    start = resolve_position(position)
+    partitions = (await read_facts(client, topic)).partitions
+    known = [
+        await client.scripts.reset_group(**_keys(client, topic, index, group), position=start)
+        for index in range(partitions)
+    ]
+    if 1 not in known:
+        raise GroupMissing(topic, group)
+    await record_act(
+        client, topic, who=who, what="reset group", count=known.count(1), detail=f"{group} {start}"
+    )
+
+
+async def delete_group(
+    client: Client, topic: str, group: str, *, force: bool = False, who: str | None = None
+) -> None:
+    """Forget a group with all that it has pending; `TopicError` if consumers of it are alive.
+
+    With `force` it goes all the same; a consumer that runs on loses its partitions. Repeat it if it
+    fails half-way. Four round trips and one for each partition.
+    """
+    partitions = (await read_facts(client, topic)).partitions
+    clock = now_ms(await client.call("TIME"))
+    alive = [member for member in await _members(client, topic, group, clock) if member.alive]
+    if alive and not force:
+        raise TopicError(
+            f"group {group!r} of topic {topic!r} has {len(alive)} living consumers, such as "
+            f"{alive[0].name!r}; stop them first, or force it"
+        )
+    known = await drop_group(client, topic, group, range(partitions))
+    keys = client.keys.topic(topic)
+    _, told = await ask(
+        client,
+        [
+            ("DEL", keys.members(group), keys.member_info(group)),
+            ("HDEL", keys.groups, group),  # last, so that a repeat knows what to look for
+        ],
+    )
+    if not known and not told:
+        raise GroupMissing(topic, group)
+    await record_act(client, topic, who=who, what="delete group", count=known, detail=group)
+
+
+async def drop_group(client: Client, topic: str, group: str, indexes: range) -> int:
+    """Forget a group in some partitions; in how many it was known."""
+    return sum(
+        [await client.scripts.drop_group(**_keys(client, topic, index, group)) for index in indexes]
+    )
+
+
+def _keys(client: Client, topic: str, index: int, group: str) -> dict[str, str]:
+    keys = client.keys.partition(topic, index)
+    return {
+        "stream": keys.stream,
+        "epochs": keys.epochs,
+        "commit": keys.commit,
+        "lease": keys.lease(group),
+        "retry": keys.retry(group),
+        "failures": keys.failures(group),
+        "group": group,
+        "fences": keys.fence(group, 0).removesuffix("0"),
+    }
