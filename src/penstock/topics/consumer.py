@@ -115,7 +115,9 @@ class Consumer(Service):
                     self._runner: Runner = SerialRunner(work, pace)
                 else:
                     keyed = self._runner = KeyedRunner(work, pace)
-                    helpers += [group.create_task(keyed.slot()) for _ in range(keyed.slots)]
+                    helpers += [
+                        group.create_task(keyed.slot(number)) for number in range(keyed.slots)
+                    ]
                 self._recovery = Recovery(work, self._runner, barriers, self._room)
                 self._ownership = Ownership(
                     self._client,

@@ -27,6 +27,8 @@ class Handler:
     invoke: Callable[[Any], Any]
     """Takes a `Message` (a list of them for a batch handler); what comes back is awaited if the
     handler is asynchronous."""
+    direct: Callable[[Any], Any] | None
+    """The function itself if it takes payloads alone: then no `Message` need be made for it."""
     is_async: bool
     payload_type: Any
 
@@ -41,13 +43,15 @@ def as_handler(function: Callable[..., Any], *, batch: bool, default_type: Any) 
     parameters = _positional(function, name)
     kinds = [_annotation(function, parameter, batch=batch) for parameter in parameters]
     payload_type = default_type
+    direct = None
     if kinds[0] is Message and len(kinds) == _ONE:
         invoke = function
     else:
         if kinds[0] is not inspect.Parameter.empty:
             payload_type = kinds[0]
         invoke = _with_payload(function, both=len(kinds) == _TWO, batch=batch)
-    return Handler(name, invoke, _is_async(function), payload_type)
+        direct = function if len(kinds) == _ONE else None
+    return Handler(name, invoke, direct, _is_async(function), payload_type)
 
 
 def _with_payload(function: Callable[..., Any], *, both: bool, batch: bool) -> Callable[[Any], Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
@@ -93,7 +94,7 @@ class Held:
         self.waits: dict[bytes, float] = {}
         """Seconds that messages taken over still have to wait for their next attempt."""
         self.retry_at: float | None = None
-        """When, by the loop's clock, the next failed message may be due."""
+        """When, by the monotonic clock, the next failed message may be due."""
         self.retries_changed = asyncio.Event()
         self.unsettled: set[bytes] = set()
         """Done, but the server does not know yet."""
@@ -104,19 +105,20 @@ class Held:
         self.closing = False
         self.lost = False
         self.arrived = asyncio.Event()
-        self.freed = asyncio.Event()
-        """Set whenever messages leave."""
+        self.freed: Callable[[], object] | None = None
+        """Called once messages have left, by whoever waits for room."""
         self.deadline = 0.0
-        """Until then, by the loop's clock, nobody else can own the partition."""
+        """Until then, by the monotonic clock, nobody else can own the partition."""
         self.when_lost: Callable[[], object] | None = None
         """Called once when the partition passes to somebody else."""
         self._scripts, self._counts = client.scripts, counts
         self._ttl_s = ttl_s
-        self._loop = asyncio.get_running_loop()
-        self._done: list[bytes] = []
-        self._done_after_failure: list[bytes] = []
+        self.finished: list[bytes] = []
+        """Ids to be acknowledged; whoever appends calls `wake`, so that it is done soon."""
+        self._finished_after_failure: list[bytes] = []
         self._settling = asyncio.Lock()
         self._wake = asyncio.Event()
+        self.wake = self._wake.set
         self._renewed = asyncio.Event()
         self._closed = asyncio.Event()
 
@@ -143,7 +145,8 @@ class Held:
     def drop(self, count: int) -> None:
         """Note that messages have left the runner's hands."""
         self.buffered -= count
-        self.freed.set()
+        if self.freed is not None:
+            self.freed()
 
     def close(self) -> None:
         """Begin nothing more; what is under way may end."""
@@ -166,7 +169,7 @@ class Held:
 
     async def until_certain(self) -> bool:
         """Whether the partition is still ours; waits for the renewal if the lease may be over."""
-        while self._loop.time() >= self.deadline and not self.closing:
+        while time.monotonic() >= self.deadline and not self.closing:
             self._renewed.clear()
             await self._renewed.wait()
         return not self.closing
@@ -181,7 +184,7 @@ class Held:
 
     def retry_in(self, seconds: float) -> None:
         """Note that a failed message is due again after a while."""
-        at = self._loop.time() + seconds
+        at = time.monotonic() + seconds
         if self.retry_at is None or at < self.retry_at:
             self.retry_at = at
             self.retries_changed.set()
@@ -194,7 +197,7 @@ class Held:
         self._renewed.set()
 
     async def renew(self) -> None:
-        sent_at = self._loop.time()
+        sent_at = time.monotonic()
         if await self._scripts.renew(
             lease=self.keys.lease(self.source.group),
             epochs=self.keys.epochs,
@@ -228,13 +231,13 @@ class Held:
     def done(self, id_: bytes, *, failed_before: bool = False) -> None:
         """Acknowledge soon; many go together."""
         if failed_before:
-            self._done_after_failure.append(id_)
+            self._finished_after_failure.append(id_)
         else:
-            self._done.append(id_)
+            self.finished.append(id_)
         self._wake.set()
 
     def unsettled_ids(self) -> set[bytes]:
-        return self.unsettled.union(self._done, self._done_after_failure)
+        return self.unsettled.union(self.finished, self._finished_after_failure)
 
     async def settle_for_ever(self) -> None:
         """Tell the server what is done, until cancelled or lost."""
@@ -246,15 +249,15 @@ class Held:
     async def settle(self) -> None:
         """Tell the server what is done by now; returns when it knows, or the partition is lost."""
         async with self._settling:
-            while (self._done or self._done_after_failure) and not self.lost:
-                failed = self._done_after_failure[:_MOST_AT_ONCE]
-                fine = self._done[: _MOST_AT_ONCE - len(failed)]
-                del self._done_after_failure[: len(failed)], self._done[: len(fine)]
+            while (self.finished or self._finished_after_failure) and not self.lost:
+                failed = self._finished_after_failure[:_MOST_AT_ONCE]
+                fine = self.finished[: _MOST_AT_ONCE - len(failed)]
+                del self._finished_after_failure[: len(failed)], self.finished[: len(fine)]
                 try:
                     await self._settle_now(failed, fine)
                 except BaseException:
                     # Repeating it is harmless, forgetting it would handle messages twice.
-                    self._done_after_failure[:0], self._done[:0] = failed, fine
+                    self._finished_after_failure[:0], self.finished[:0] = failed, fine
                     raise
 
     async def _settle_now(self, failed: list[bytes], fine: list[bytes]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import deque
 from collections.abc import Callable
 
@@ -20,11 +21,16 @@ _KEY_PLACE = 2
 class Line:
     """Messages of one key that wait for each other; the first is under way, or waits to be."""
 
-    __slots__ = ("held", "items", "key")
+    __slots__ = ("first", "held", "key", "rest")
 
-    def __init__(self, held: Held, key: bytes | None) -> None:
-        self.held, self.key = held, key
-        self.items: deque[Item] = deque()
+    def __init__(self, held: Held, key: bytes | None, first: Item) -> None:
+        self.held, self.key, self.first = held, key, first
+        self.rest: deque[Item] | None = None
+        """Most keys have one message at a time, so this is made when there is a second."""
+
+    @property
+    def items(self) -> list[Item]:
+        return [self.first, *(self.rest or ())]
 
 
 class KeyedRunner:
@@ -41,10 +47,10 @@ class KeyedRunner:
         self._active: dict[Held, int] = {}
         self._unbegun: dict[Held, list[Item]] = {}
         self._waiting: dict[Line, asyncio.TimerHandle] = {}
-        self._running: set[Line] = set()
         self._emptied = asyncio.Event()
-        self._handled, self._since = 0, self._loop.time()
+        self._handled, self._since = 0, time.monotonic()
         self.slots = work.subscription.concurrency or DEFAULT_CONCURRENCY
+        self._running: list[Line | None] = [None] * self.slots
 
     async def run(self, held: Held) -> None:
         """Feed the lines from a partition until it closes and what was begun has ended."""
@@ -57,14 +63,18 @@ class KeyedRunner:
 
     def left(self, held: Held) -> list[Item]:
         """What was taken from the queue and has not ended, as far as can be told from here."""
+        if held not in self._lines:
+            return []
         lines = {*self._ready, *self._waiting, *self._running, *self._lines[held].values()}
         return [
             *self._unbegun[held],
-            *(item for line in lines if line.held is held for item in line.items),
+            *(item for line in lines if line and line.held is held for item in line.items),
         ]
 
     def forget(self, held: Held) -> None:
-        self._ready = deque(line for line in self._ready if line.held is not held)
+        kept = [line for line in self._ready if line.held is not held]
+        self._ready.clear()
+        self._ready.extend(kept)
         for line in [line for line in self._waiting if line.held is held]:
             self._waiting.pop(line).cancel()
         for known in (self._lines, self._active, self._unbegun):
@@ -72,9 +82,9 @@ class KeyedRunner:
 
     async def _feed(self, held: Held, chunk: list[Item]) -> None:
         """Put a chunk into lines; what follows a marker waits for all before it."""
-        lines, by_key = self._lines[held], self._by_key
+        lines, by_key, ready = self._lines[held], self._by_key, self._ready
         for place, item in enumerate(chunk):
-            fields: Fields = item.fields if isinstance(item, Message) else item[1]
+            fields: Fields = item[1] if type(item) is list else _fields_of(item)
             if fields[0] == BARRIER:
                 self._wake()
                 await self._until(lambda: held.closing or not self._active[held])
@@ -84,32 +94,41 @@ class KeyedRunner:
                     self._unbegun[held] += chunk[place:]
                     break
                 continue
-            key = _key_of(fields) if by_key else None
-            line = lines.get(key) if key is not None else None
-            if line is None:
-                line = Line(held, key)
-                if key is not None:
-                    lines[key] = line
-                self._ready.append(line)
-            line.items.append(item)
             self._active[held] += 1
+            if by_key:
+                key = (
+                    fields[_KEY_PLACE + 1]
+                    if len(fields) > _KEY_PLACE and fields[_KEY_PLACE] == KEY
+                    else field_of(fields, KEY)
+                )
+                if key is not None:
+                    line = lines.get(key)
+                    if line is None:
+                        lines[key] = line = Line(held, key, item)
+                        ready.append(line)
+                    elif line.rest is None:
+                        line.rest = deque((item,))
+                    else:
+                        line.rest.append(item)
+                    continue
+            ready.append(Line(held, None, item))
         self._wake()
 
-    async def slot(self) -> None:
+    async def slot(self, number: int) -> None:
         """Run handlers until cancelled."""
+        ready, running = self._ready, self._running
         while True:
-            while not self._ready:
+            while not ready:
                 if len(self._idle) == self.slots - 1:
                     self._handled = 0  # nothing to do: the time until there is does not count
                 idle = self._loop.create_future()
                 self._idle.append(idle)
                 await idle
-            line = self._ready.popleft()
+            line = running[number] = ready.popleft()
             if not self._handled:
-                self._since = self._loop.time()
-            self._running.add(line)
+                self._since = time.monotonic()
             wait_s = await self._first_of(line)
-            self._running.discard(line)
+            running[number] = None
             if line.held not in self._lines:
                 continue  # the partition was lost, and this handler did not end with it
             if wait_s is None:
@@ -121,25 +140,30 @@ class KeyedRunner:
 
     async def _first_of(self, line: Line) -> float | None:
         """Handle the first message of a line; seconds if it is to come again before the others."""
-        held, item, work = line.held, line.items[0], self._work
-        if held.closing or (self._loop.time() >= held.deadline and not await held.until_certain()):
+        held, item, work = line.held, line.first, self._work
+        if held.closing or (time.monotonic() >= held.deadline and not await held.until_certain()):
             self._unbegun[held].append(item)
             return None
-        if not isinstance(item, Message):
+        if type(item) is list:
             id_, fields = item
             if fields[0] == PAYLOAD and len(fields) <= PLAIN_FIELDS:
-                message = Message(held.source, id_, fields)
+                source = held.source
                 try:
-                    outcome = await work.invoke(message)
+                    if work.direct is not None:
+                        outcome = await work.direct(source.decode(fields[1]))
+                    else:
+                        outcome = await work.invoke(Message(source, id_, fields))
                 except Exception as error:  # noqa: BLE001  it becomes a recorded outcome
-                    return self._again(line, message, await work.failed(held, message, error))
-                if outcome is None:
-                    held.done(id_)
+                    outcome = error
+                if not isinstance(outcome, Exception):
+                    held.finished.append(id_)
+                    held.wake()
                     return None
-                return self._again(line, message, await work.ended(held, message, outcome))
-        elif item.id in held.waits:
-            return held.waits.pop(item.id)
+                message = Message(source, id_, fields)
+                return self._again(line, message, await work.failed(held, message, outcome))
         message = item if isinstance(item, Message) else Message(held.source, *item)
+        if message.id in held.waits:
+            return held.waits.pop(message.id)
         return self._again(line, message, await work.special(held, item))
 
     def _again(self, line: Line, message: Message, wait_s: float | None) -> float | None:
@@ -148,7 +172,7 @@ class KeyedRunner:
         if not self._in_order:
             line.held.retry_in(wait_s)
             return None
-        line.items[0] = Message(message.source, message.id, message.fields, message.attempt + 1)
+        line.first = Message(message.source, message.id, message.fields, message.attempt + 1)
         return wait_s
 
     def _due(self, line: Line) -> None:
@@ -163,12 +187,12 @@ class KeyedRunner:
 
     def _advance(self, line: Line) -> None:
         held = line.held
-        line.items.popleft()
         held.drop(1)
         self._active[held] -= 1
         if not self._active[held]:
             self._emptied.set()
-        if line.items:
+        if line.rest:
+            line.first = line.rest.popleft()
             self._ready.append(line)
         elif line.key is not None:
             del self._lines[held][line.key]
@@ -177,7 +201,7 @@ class KeyedRunner:
             self._note_pace()
 
     def _note_pace(self) -> None:
-        now = self._loop.time()
+        now = time.monotonic()
         self._pace.note(max(1, self._handled // max(1, len(self._lines))), now - self._since)
         self._handled, self._since = 0, now
 
@@ -193,7 +217,5 @@ class KeyedRunner:
             await self._emptied.wait()
 
 
-def _key_of(fields: Fields) -> bytes | None:
-    if len(fields) > _KEY_PLACE and fields[_KEY_PLACE] == KEY:
-        return fields[_KEY_PLACE + 1]
-    return field_of(fields, KEY)
+def _fields_of(item: Item) -> Fields:
+    return item.fields if isinstance(item, Message) else item[1]

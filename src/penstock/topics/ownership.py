@@ -6,6 +6,7 @@ import asyncio
 import logging
 import os
 import socket
+import time
 import uuid
 from collections.abc import Callable
 
@@ -56,7 +57,6 @@ class Ownership:
             pin=subscription.pin,
         )
         self._ttl_s = client.settings.topics.lease_ttl_s
-        self._loop = asyncio.get_running_loop()
         self._facts: Facts | None = None
         self._strangers: dict[str, float] = {}
 
@@ -154,13 +154,11 @@ class Ownership:
         if owner in members:
             self._strangers.pop(owner, None)
             return False
-        return (
-            self._loop.time() - self._strangers.setdefault(owner, self._loop.time()) > self._ttl_s
-        )
+        return time.monotonic() - self._strangers.setdefault(owner, time.monotonic()) > self._ttl_s
 
     async def _acquire(self, index: int, dead_owner: str | None) -> bool:
         keys = self._client.keys.partition(self.topic, index)
-        sent_at = self._loop.time()
+        sent_at = time.monotonic()
         epoch = await self._client.scripts.acquire(
             lease=keys.lease(self.group),
             epochs=keys.epochs,

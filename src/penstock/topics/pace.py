@@ -14,7 +14,7 @@ class Pace:
     """Learns from how long chunks take."""
 
     def __init__(self, most: int, least: int = 1) -> None:
-        self._most, self._least = most, least
+        self._most, self.least = most, least
         self.count = max(min(_FIRST, most), least)
         """Messages worth fetching at once from each partition."""
         self.hop = 1
@@ -23,7 +23,7 @@ class Pace:
     def note(self, handled: int, took_s: float) -> None:
         """Learn from a chunk."""
         if handled:
-            self.count = max(self._least, _fitting(self.count, handled, took_s, self._most))
+            self.count = max(self.least, _fitting(self.count, handled, took_s, self._most))
 
     def note_hop(self, handled: int, took_s: float) -> None:
         """Learn from a visit to a thread."""

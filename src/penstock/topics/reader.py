@@ -71,14 +71,20 @@ class Reader:
         while True:
             helds = self._with_room()
             if not helds:
-                self.changed.clear()
-                await self.changed.wait()
+                await self._until_room()
                 continue
-            self.changed.clear()
             reply = await self._read(wire, helds)
             self._refusals, self.trouble = 0, None
             if reply:
                 self._hand_out(reply, helds)
+
+    async def _until_room(self) -> None:
+        self.changed.clear()
+        for held in self._helds():
+            held.freed = self.changed.set
+        await self.changed.wait()
+        for held in self._helds():
+            held.freed = None
 
     def _with_room(self) -> list[Held]:
         helds = [held for held in self._helds() if held.readable and not held.closing]
@@ -87,7 +93,7 @@ class Reader:
         return [held for held in helds if held.buffered <= self._count(len(helds))]
 
     def _count(self, partitions: int) -> int:
-        return max(1, min(self._pace.count, self._fetch // partitions))
+        return max(self._pace.least, min(self._pace.count, self._fetch // partitions))
 
     async def _read(self, wire: Wire, helds: Sequence[Held]) -> Reply:
         streams = [held.stream for held in helds]

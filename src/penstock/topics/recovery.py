@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
@@ -17,6 +18,7 @@ __all__ = ["Recovery"]
 
 _PAGE = 200
 _MOST_QUEUED = 1_000
+_LOOK_FOR_ROOM_S = 0.05
 # Retries that other processes noted (an earlier owner) are found at the latest after this long.
 _LOOK_EVERY_S = 5.0
 
@@ -35,7 +37,6 @@ class Recovery:
     ) -> None:
         self._work, self._runner, self._barriers, self._ready = work, runner, barriers, ready
         self._in_order = work.subscription.keeps_retries_in_order
-        self._loop = asyncio.get_running_loop()
 
     async def feed(self, held: Held) -> None:
         """Queue what earlier owners left, then let new messages be read; until the end.
@@ -69,9 +70,9 @@ class Recovery:
             await self._until_due(held, wait_s)
 
     async def _until_due(self, held: Held, wait_s: float | None) -> None:
-        now = self._loop.time()
+        now = time.monotonic()
         held.retry_at = now + min(_LOOK_EVERY_S if wait_s is None else wait_s, _LOOK_EVERY_S)
-        while not held.closing and (rest := held.retry_at - self._loop.time()) > 0:
+        while not held.closing and (rest := held.retry_at - time.monotonic()) > 0:
             held.retries_changed.clear()
             with suppress(TimeoutError):
                 async with asyncio.timeout(rest):
@@ -87,9 +88,8 @@ class Recovery:
             if len(page) < _PAGE:
                 return
             start = f"({page[-1].id.decode()}"
-            while held.buffered > _MOST_QUEUED and not held.closing:
-                held.freed.clear()
-                await held.freed.wait()
+            while held.buffered > _MOST_QUEUED and await held.wait_open(_LOOK_FOR_ROOM_S):
+                pass
 
     def _taken_over(self, held: Held, left: Left) -> Item | None:
         if left.wait_ms and not self._in_order:

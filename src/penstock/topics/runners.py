@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Mapping
 from contextlib import AbstractAsyncContextManager, nullcontext
 from typing import Any, cast
 
-from penstock.errors import ConfigError, DecodeError
+from penstock.errors import DecodeError
 from penstock.topics.held import Held, Item
 from penstock.topics.message import PAYLOAD, Message
 from penstock.topics.pace import Pace
@@ -38,9 +39,9 @@ class SerialRunner:
         while (chunk := await held.next_chunk()) is not None:
             self._chunks[held] = chunk
             async with self._place():
-                began = self._loop.time()
+                began = time.monotonic()
                 handled = await self._run_chunk(held, chunk)
-                self._pace.note(handled, self._loop.time() - began)
+                self._pace.note(handled, time.monotonic() - began)
             held.drop(len(chunk))
             self._chunks[held] = chunk[handled:]
             await asyncio.sleep(0)  # others get their turn, however quick the handler is
@@ -57,28 +58,39 @@ class SerialRunner:
 
     async def _one_by_one(self, held: Held, chunk: list[Item]) -> int:
         """How many of the chunk were begun; all of these have ended."""
-        work, source, now = self._work, held.source, self._loop.time
-        invoke, done = work.invoke, held.done
+        work, source, now = self._work, held.source, time.monotonic
+        invoke, direct, decode = work.invoke, work.direct, source.decode
+        finished, wake, deadline = held.finished.append, held.wake, held.deadline
         for place, item in enumerate(chunk):
-            if held.closing or (now() >= held.deadline and not await held.until_certain()):
-                return place
+            if held.closing or now() >= deadline:
+                if not await held.until_certain():
+                    return place
+                deadline = held.deadline
             if type(item) is list:
                 id_, fields = item
                 if fields[0] == PAYLOAD and len(fields) <= PLAIN_FIELDS:
-                    message = Message(source, id_, fields)
                     try:
-                        outcome = await invoke(message)
+                        if direct is not None:
+                            outcome = await direct(decode(fields[1]))
+                        else:
+                            outcome = await invoke(Message(source, id_, fields))
                     except Exception as error:  # noqa: BLE001  it becomes a recorded outcome
-                        await self._again(held, message, await work.failed(held, message, error))
-                        continue
+                        outcome = error
                     if outcome is None:
-                        done(id_)
+                        finished(id_)
+                        wake()
                     else:
-                        wait_s = await work.ended(held, message, outcome)
-                        await self._again(held, message, wait_s)
+                        await self._ended(held, Message(source, id_, fields), outcome)
                     continue
             await self._special(held, item)
         return len(chunk)
+
+    async def _ended(self, held: Held, message: Message, outcome: object) -> None:
+        if isinstance(outcome, Exception):
+            wait_s = await self._work.failed(held, message, outcome)
+            await self._again(held, message, wait_s)
+        else:
+            held.done(message.id)
 
     async def _special(self, held: Held, item: Item) -> None:
         if isinstance(item, Message) and item.id in held.waits:
@@ -109,26 +121,22 @@ class SerialRunner:
         place = 0
         while place < len(chunk):
             if held.closing or (
-                self._loop.time() >= held.deadline and not await held.until_certain()
+                time.monotonic() >= held.deadline and not await held.until_certain()
             ):
                 return place
-            run = _plain_messages(held, chunk[place : place + self._pace.hop])
+            run = [
+                Message(held.source, *item)
+                for item in _plain_items(chunk[place : place + self._pace.hop])
+            ]
             if not run or self._work.subscription.timeout_s is not None:
                 await self._special(held, chunk[place])
                 place += 1
                 continue
-            began = self._loop.time()
+            began = time.monotonic()
             outcomes = await self._loop.run_in_executor(self._work.threads, self._hop, held, run)
-            self._pace.note_hop(len(outcomes), self._loop.time() - began)
+            self._pace.note_hop(len(outcomes), time.monotonic() - began)
             for message, outcome in zip(run, outcomes, strict=False):
-                if outcome is None:
-                    held.done(message.id)
-                elif isinstance(outcome, Exception):
-                    await self._again(
-                        held, message, await self._work.failed(held, message, outcome)
-                    )
-                else:
-                    held.done(message.id)
+                await self._ended(held, message, outcome)
             place += len(outcomes)
         return place
 
@@ -150,10 +158,10 @@ class SerialRunner:
         place = 0
         while place < len(chunk):
             if held.closing or (
-                self._loop.time() >= held.deadline and not await held.until_certain()
+                time.monotonic() >= held.deadline and not await held.until_certain()
             ):
                 return place
-            run = _plain_messages(held, chunk[place : place + most])
+            run = _plain_items(chunk[place : place + most])
             if run:
                 await self._one_batch(held, run)
                 place += len(run)
@@ -163,50 +171,49 @@ class SerialRunner:
                 place += 1
         return place
 
-    async def _one_batch(self, held: Held, messages: list[Message]) -> None:
-        work = self._work
-        readable = messages
+    async def _one_batch(self, held: Held, run: list[Any]) -> None:
+        work, decode = self._work, held.source.decode
+        messages: list[Message] = []
         try:
-            outcome = await work.invoke(messages)
-        except DecodeError as error:
-            readable = [message for message in messages if _is_readable(message)]
-            if len(readable) == len(messages):
-                await self._all_failed(held, messages, error)
-                return
-            for message in messages:
-                if message not in readable:
-                    await self._again(held, message, await work.failed(held, message, error))
-            if readable:
-                await self._one_batch(held, readable)
-            return
-        except Exception as error:  # noqa: BLE001  it becomes a recorded outcome
-            await self._all_failed(held, messages, error)
-            return
-        failures = _failures_in(outcome)
-        for message in messages:
-            error = failures.get(message) if failures else None
-            if error is None:
-                held.done(message.id)
+            if work.direct is not None:
+                outcome = await work.direct([decode(item[1][1]) for item in run])
             else:
-                await self._again(held, message, await work.failed(held, message, error))
+                messages = [Message(held.source, *item) for item in run]
+                outcome = await work.invoke(messages)
+        except Exception as error:  # noqa: BLE001  it becomes a recorded outcome
+            outcome = error
+        if outcome is None:
+            held.finished += [item[0] for item in run]
+            held.wake()
+            return
+        messages = messages or [Message(held.source, *item) for item in run]
+        await self._batch_ended(held, messages, outcome)
 
-    async def _all_failed(self, held: Held, messages: list[Message], error: Exception) -> None:
+    async def _batch_ended(self, held: Held, messages: list[Message], outcome: object) -> None:
+        """See to each message of a batch that did not simply succeed."""
+        if isinstance(outcome, DecodeError):
+            unreadable = [message for message in messages if not _is_readable(message)]
+            if unreadable:  # the handler never got to see the batch: the others are still to come
+                for message in unreadable:
+                    await self._ended(held, message, outcome)
+                rest = [[one.id, one.fields] for one in messages if one not in unreadable]
+                if rest:
+                    await self._one_batch(held, rest)
+                return
+        failures: Mapping[Message, object] = {}
+        if isinstance(outcome, Mapping):
+            failures = cast("Mapping[Message, object]", outcome)
         for message in messages:
-            await self._again(held, message, await self._work.failed(held, message, error))
+            whole = outcome if isinstance(outcome, Exception) else None
+            await self._ended(held, message, whole or failures.get(message))
 
 
-def _plain_messages(held: Held, items: list[Item]) -> list[Message]:
+def _plain_items(items: list[Item]) -> list[Any]:
     """The first deliveries at the head of `items`."""
-    source = held.source
-    messages: list[Message] = []
-    for item in items:
-        if type(item) is not list:
-            break
-        id_, fields = item
-        if fields[0] != PAYLOAD or len(fields) > PLAIN_FIELDS:
-            break
-        messages.append(Message(source, id_, fields))
-    return messages
+    for place, item in enumerate(items):
+        if type(item) is not list or item[1][0] != PAYLOAD or len(item[1]) > PLAIN_FIELDS:
+            return items[:place]
+    return items
 
 
 def _is_readable(message: Message) -> bool:
@@ -215,11 +222,3 @@ def _is_readable(message: Message) -> bool:
     except DecodeError:
         return False
     return True
-
-
-def _failures_in(outcome: object) -> Mapping[Message, Exception]:
-    if isinstance(outcome, Mapping):
-        return cast("Mapping[Message, Exception]", outcome)
-    if isinstance(outcome, Exception):
-        raise ConfigError("a batch handler returns None or the messages that failed")
-    return {}

@@ -69,6 +69,10 @@ class Work:
                 subscription.concurrency, thread_name_prefix=f"penstock {handler.name}"
             )
         self.invoke: Callable[[Any], Awaitable[Any]] = self._limited(self._in_loop())
+        """Runs the handler on a message (a list of them for a batch)."""
+        quick = handler.is_async and subscription.timeout_s is None
+        self.direct = handler.direct if quick else None
+        """The handler itself, where payloads are all it takes and nothing has to be around it."""
         self._client = client
 
     def close(self) -> None:
