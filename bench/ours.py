@@ -35,7 +35,7 @@ WARM_UP_S = 2
 app = Penstock(settings=Settings(url=sending.URL))
 
 
-def consume(handler: str, partitions: int) -> int:
+async def consume(handler: str, partitions: str) -> None:
     """Run a worker with an empty handler until it is killed."""
     topic = orders(partitions)
 
@@ -54,10 +54,10 @@ def consume(handler: str, partitions: int) -> int:
             topic.subscribe(group=GROUP, batch=BATCH)(many)
         case _:
             raise SystemExit(f"no such handler: {handler}")
-    return app.worker().run_forever()
+    await app.worker().run()
 
 
-async def send_batch(partitions: int) -> None:
+async def send_batch(partitions: str, _: str) -> None:
     topic, total = orders(partitions), sending.count()
     started = time.perf_counter()
     for _ in range(0, total, AT_A_TIME):
@@ -65,7 +65,7 @@ async def send_batch(partitions: int) -> None:
     sending.tell(total, started)
 
 
-async def send_batch_with_keys(partitions: int) -> None:
+async def send_batch_with_keys(partitions: str, _: str) -> None:
     topic, total = orders(partitions), sending.count()
     started = time.perf_counter()
     for first in range(0, total, AT_A_TIME):
@@ -74,14 +74,14 @@ async def send_batch_with_keys(partitions: int) -> None:
     sending.tell(total, started)
 
 
-async def send_at_once(partitions: int) -> None:
+async def send_at_once(partitions: str, _: str) -> None:
     topic = orders(partitions)
     await sending.send_at_once(lambda: topic.send(ORDER))
 
 
-async def send_alone() -> None:
+async def send_alone(_: str) -> None:
     """One after the other, in turns with what a bare client needs for the same XADD."""
-    topic, stream, body = orders(1), "bare", json.dumps(sending.ORDER)
+    topic, stream, body = orders("1"), "bare", json.dumps(sending.ORDER)
     stock = await app.redis.stock()
     total = sending.count() // ROUNDS
     ours = one_by_one(lambda: topic.send(ORDER), total)
@@ -106,16 +106,16 @@ def one_by_one(call: Callable[[], Awaitable[object]], total: int) -> Callable[[]
     return measure
 
 
-async def send_paced(a_second: int) -> None:
+async def send_paced(a_second: str, _: str) -> None:
     """Each message carries when it was sent, by the clock that all processes share."""
-    topic, loop = orders(4), asyncio.get_running_loop()
+    topic, loop = orders("4"), asyncio.get_running_loop()
     started = loop.time()
     for number in range(sending.count()):
-        await asyncio.sleep(started + number / a_second - loop.time())
+        await asyncio.sleep(started + number / int(a_second) - loop.time())
         await topic.send(Order(time.monotonic_ns(), ORDER.customer, ORDER.lines, ORDER.note))
 
 
-def take_paced(a_second: int) -> int:
+async def take_paced(a_second: str, _: str) -> None:
     """Tell how long messages were on their way, in ms, once all have come."""
     took_ms: list[float] = []
     arrived = numbers(1)
@@ -124,36 +124,31 @@ def take_paced(a_second: int) -> int:
     async def take(order: Order, _: Message) -> None:
         took_ms.append((time.monotonic_ns() - order.id) / 1e6)
         if next(arrived) == total:
-            centiles = statistics.quantiles(took_ms[WARM_UP_S * a_second :], n=100)
+            centiles = statistics.quantiles(took_ms[WARM_UP_S * int(a_second) :], n=100)
             print(json.dumps({"p50": centiles[49], "p99": centiles[98]}), flush=True)
 
-    orders(4).subscribe(group=GROUP)(take)
-    return app.worker().run_forever()
+    orders("4").subscribe(group=GROUP)(take)
+    await app.worker().run()
 
 
-def orders(partitions: int) -> Topic[Order]:
-    return app.topic("orders", partitions=partitions, type=Order)
+def orders(partitions: str) -> Topic:
+    return app.topic("orders", partitions=int(partitions), type=Order)
 
 
-async def opened(work: Awaitable[None]) -> None:
+async def main(role: str, *arguments: str) -> None:
     async with app:
-        await work
+        await ROLES[role](*arguments)
 
+
+ROLES = {
+    "consume": consume,
+    "send-batch": send_batch,
+    "send-batch-with-keys": send_batch_with_keys,
+    "send-at-once": send_at_once,
+    "send-alone": send_alone,
+    "send-paced": send_paced,
+    "take-paced": take_paced,
+}
 
 if __name__ == "__main__":
-    role, arguments = sys.argv[1], sys.argv[2:]
-    match role:
-        case "consume":
-            sys.exit(consume(arguments[0], int(arguments[1])))
-        case "take-paced":
-            sys.exit(take_paced(int(arguments[0])))
-        case "send-batch":
-            uvloop.run(opened(send_batch(int(arguments[0]))))
-        case "send-batch-with-keys":
-            uvloop.run(opened(send_batch_with_keys(int(arguments[0]))))
-        case "send-at-once":
-            uvloop.run(opened(send_at_once(int(arguments[0]))))
-        case "send-alone":
-            uvloop.run(opened(send_alone()))
-        case "send-paced":
-            uvloop.run(opened(send_paced(int(arguments[0]))))
+    uvloop.run(main(*sys.argv[1:]))
