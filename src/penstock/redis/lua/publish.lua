@@ -28,7 +28,13 @@ if ARGV[1] ~= '' then
     redis.call('ZREM', KEYS[3], unpack(gone))
   end
   local known = redis.call('HGET', KEYS[2], ARGV[1])
-  if known then return {known, 0, 0} end
+  if known then
+    -- Some servers let WAIT cover only what its connection wrote. So the repeat writes, too: twice
+    -- for nothing, by commands that need no memory.
+    redis.call('PEXPIRE', KEYS[2], ARGV[2])
+    redis.call('PERSIST', KEYS[2])
+    return {known, 0, 0}
+  end
 end
 
 local wait, body = 0, ''
