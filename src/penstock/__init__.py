@@ -1,5 +1,8 @@
 """Penstock makes a Redis or Valkey server a dependable place to coordinate work."""
 
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
 from penstock.app import Penstock
 from penstock.clock import Clock, SystemClock
 from penstock.errors import (
@@ -11,10 +14,15 @@ from penstock.errors import (
     CommandRefused,
     ConfigError,
     DecodeError,
+    DurabilityMissed,
+    DurabilityUnavailable,
     EmbeddedError,
     EncodeError,
+    GroupMissing,
     InflationRefused,
+    InvalidMessage,
     InvalidName,
+    LeaseLost,
     NotOpen,
     Outcome,
     OutcomeUnknown,
@@ -26,6 +34,7 @@ from penstock.errors import (
     Redirected,
     Rejected,
     ScriptMissing,
+    SendBatchFailed,
     ServerBusy,
     ServerError,
     SettingError,
@@ -34,6 +43,9 @@ from penstock.errors import (
     StorageFailing,
     TlsFailed,
     TooFewReplicas,
+    TopicError,
+    TopicMismatch,
+    TopicMissing,
     Unreachable,
 )
 from penstock.redis.client import Client
@@ -44,6 +56,49 @@ from penstock.redis.node import Role
 from penstock.redis.retry import with_retry
 from penstock.redis.shared import close_redis, get_redis, get_redis_optional, init_redis
 from penstock.settings import Settings
+
+if TYPE_CHECKING:
+    from penstock.topics.admin import TopicAdmin
+    from penstock.topics.consumer import Consumer
+    from penstock.topics.dead_letters import DeadLetters
+    from penstock.topics.durability import replicated
+    from penstock.topics.facts import Retention
+    from penstock.topics.message import Message, Outgoing
+    from penstock.topics.partitioners import (
+        ConsistentRing,
+        Crc32,
+        JavaHash,
+        Partitioner,
+        Random,
+        RoundRobin,
+    )
+    from penstock.topics.retries import DeadLetter, Exponential, Fixed, Retry, RetryPolicy
+    from penstock.topics.subscription import Subscription
+    from penstock.topics.topic import Topic
+
+_LAZY = {
+    "topics.admin": ("TopicAdmin",),
+    "topics.consumer": ("Consumer",),
+    "topics.dead_letters": ("DeadLetters",),
+    "topics.durability": ("replicated",),
+    "topics.facts": ("Retention",),
+    "topics.message": ("Message", "Outgoing"),
+    "topics.partitioners": (
+        *("ConsistentRing", "Crc32", "JavaHash", "Partitioner", "Random", "RoundRobin"),
+    ),
+    "topics.retries": ("DeadLetter", "Exponential", "Fixed", "Retry", "RetryPolicy"),
+    "topics.subscription": ("Subscription",),
+    "topics.topic": ("Topic",),
+}
+"""Names that are imported when they are first used, by their module."""
+
+
+def __getattr__(name: str) -> Any:
+    for module, names in _LAZY.items():
+        if name in names:
+            return getattr(import_module(f"penstock.{module}"), name)
+    raise AttributeError(f"module 'penstock' has no attribute {name!r}")
+
 
 __all__ = [
     # the application
@@ -58,6 +113,27 @@ __all__ = [
     "close_redis",
     "get_redis",
     "get_redis_optional",
+    # topics
+    "Topic",
+    "Message",
+    "Outgoing",
+    "Retention",
+    "replicated",
+    "Subscription",
+    "Consumer",
+    "RetryPolicy",
+    "Exponential",
+    "Fixed",
+    "Retry",
+    "DeadLetter",
+    "DeadLetters",
+    "TopicAdmin",
+    "Partitioner",
+    "Crc32",
+    "RoundRobin",
+    "Random",
+    "ConsistentRing",
+    "JavaHash",
     # is it well?
     "Health",
     "NodeHealth",
@@ -80,9 +156,17 @@ __all__ = [
     "EmbeddedError",
     "BinaryMissing",
     "StartFailed",
+    "TopicError",
+    "TopicMissing",
+    "TopicMismatch",
+    "GroupMissing",
+    "LeaseLost",
+    "InvalidMessage",
+    "SendBatchFailed",
     "NotOpen",
     "ServerError",
     "OutcomeUnknown",
+    "DurabilityMissed",
     "Rejected",
     "Unreachable",
     "TlsFailed",
@@ -98,5 +182,6 @@ __all__ = [
     "ServerBusy",
     "Redirected",
     "ScriptMissing",
+    "DurabilityUnavailable",
     "CommandRefused",
 ]

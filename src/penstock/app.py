@@ -14,6 +14,7 @@ from penstock.settings import Settings
 if TYPE_CHECKING:
     from penstock.runtime.service import Service
     from penstock.runtime.worker import Worker
+    from penstock.topics.admin import TopicAdmin
     from penstock.topics.durability import Durability
     from penstock.topics.facts import Retention
     from penstock.topics.partitioners import Partitioner
@@ -108,6 +109,13 @@ class Penstock:
         )
         self._topics.append(topic)
         return topic
+
+    @property
+    def topics(self) -> TopicAdmin:
+        """Look at topics and groups, and change them: what `penstock topic` and `group` do."""
+        from penstock.topics.admin import TopicAdmin  # noqa: PLC0415
+
+        return TopicAdmin(self.redis, self.codec)
 
     def subscribe(
         self, topic: str, group: str, **options: Unpack[SubscriptionOptions]

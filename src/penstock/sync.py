@@ -27,8 +27,12 @@ from penstock import app as asynchronous
 from penstock.errors import NotOpen, OutcomeUnknown
 from penstock.redis import client as asynchronous_client
 from penstock.settings import Settings
+from penstock.topics import topic as asynchronous_topic
+from penstock.topics.durability import Durability
+from penstock.topics.facts import Retention
+from penstock.topics.partitioners import Partitioner
 
-__all__ = ["Client", "Penstock"]
+__all__ = ["Client", "Penstock", "Topic"]
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
@@ -173,6 +177,27 @@ class Client:
     pipeline = _Blocking(asynchronous_client.Client.pipeline)
 
 
+class Topic:
+    """`penstock.Topic`, blocking: for sending. Made by `Penstock.topic`."""
+
+    def __init__(self, app: Penstock, name: str, options: dict[str, Any]) -> None:
+        self.name = name
+        self._app, self._options = app, options
+        self._made: tuple[_Portal, asynchronous_topic.Topic] | None = None
+        self._lock = threading.Lock()
+
+    def reach(self) -> tuple[_Portal, asynchronous_topic.Topic]:
+        portal, app = self._app.reach()
+        with self._lock:
+            if self._made is None or self._made[0] is not portal:  # opened anew, or after a fork
+                self._made = (portal, app.topic(self.name, **self._options))
+            return self._made
+
+    send = _Blocking(asynchronous_topic.Topic.send)
+    send_batch = _Blocking(asynchronous_topic.Topic.send_batch)
+    facts = _Blocking(asynchronous_topic.Topic.facts)
+
+
 class Penstock:
     """`penstock.Penstock`, blocking. Opens at its first use, or by `with`."""
 
@@ -215,6 +240,28 @@ class Penstock:
                     self._finalizer = weakref.finalize(self, portal.close)
                     self._portal = portal
         return portal, portal.app
+
+    def topic(
+        self,
+        name: str,
+        *,
+        partitions: int | None = None,
+        type: Any = Any,  # noqa: A002  it is what the caller means
+        partitioner: Partitioner | None = None,
+        durability: Durability = "accepted",
+        retention: Retention | None = None,
+        interop: bool = False,
+    ) -> Topic:
+        """Return a topic to send to, as `penstock.Penstock.topic` does."""
+        options: dict[str, Any] = {
+            "partitions": partitions,
+            "type": type,
+            "partitioner": partitioner,
+            "durability": durability,
+            "retention": retention,
+            "interop": interop,
+        }
+        return Topic(self, name, options)
 
     health = _Blocking(asynchronous.Penstock.health)
     doctor = _Blocking(asynchronous.Penstock.doctor)
