@@ -20,9 +20,10 @@ from penstock.redis.codec import Codec
 from penstock.redis.node import Role
 from penstock.settings import CodecSettings, Settings, TimeoutSettings
 from penstock.topics.admin import TopicAdmin
-from penstock.topics.facts import Retention
+from penstock.topics.facts import Retention, read_facts
 from penstock.topics.letters import bury
 from penstock.topics.message import Message, Source
+from penstock.topics.registration import register_group
 
 
 @pytest.fixture(params=["valkey_server", "cluster"])
@@ -45,13 +46,8 @@ async def add(client, index, *fields, id_="*"):
     return (await client.call("XADD", stream(client, index), id_, *fields)).decode()
 
 
-async def register(client, group, count, start="0", topic="orders"):
-    await client.call("HSET", client.keys.topic(topic).groups, group, start)
-    for index in range(count):
-        keys = client.keys.partition(topic, index)
-        await client.scripts.register_group(
-            stream=keys.stream, epochs=keys.epochs, commit=keys.commit, group=group, start=start
-        )
+async def register(client, group, start="0"):
+    await register_group(client, await read_facts(client, "orders"), group, start)
 
 
 async def all_keys(client, namespace):
@@ -94,7 +90,7 @@ async def test_a_description_tells_what_is_in_each_partition(client, admin):
     keys = client.keys.partition("orders", 1)
     await client.call("ZADD", keys.delayed, 1, "d-1")
     await client.call("HSET", keys.counters, "lost", 7)
-    await register(client, "billing", 2)
+    await register(client, "billing")
     await client.call("XGROUP", "CREATE", keys.stream, "foreign", "0")
     await client.call("XADD", client.keys.topic("orders").dlq, "*", "payload", "1")
     view = await admin.describe("orders")
@@ -165,7 +161,7 @@ async def test_the_retention_of_a_topic_can_be_changed(client, admin):
 
 async def test_trimming_keeps_what_a_group_still_needs(client, admin):
     await admin.create("orders", 2)
-    await register(client, "billing", 2)
+    await register(client, "billing")
     for index in range(2):
         for number in range(1000):
             await add(client, index, "payload", number)
@@ -179,7 +175,7 @@ async def test_trimming_keeps_what_a_group_still_needs(client, admin):
 
 async def test_a_hard_trim_drops_what_is_needed_and_counts_it(client, admin):
     await admin.create("orders", 1)
-    await register(client, "billing", 1)
+    await register(client, "billing")
     for number in range(50):
         await add(client, 0, "payload", number)
     with pytest.raises(ValueError, match="max_length"):
@@ -284,7 +280,7 @@ async def fill(client):
     """Leave something under every key that a topic can have."""
     registered = ("billing", "mail")
     for group in registered:
-        await register(client, group, 3)
+        await register(client, group)
     keys = client.keys.topic("orders")
     await client.scripts.beat_member(
         members=keys.members("billing"),

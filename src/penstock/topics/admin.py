@@ -21,6 +21,7 @@ from penstock.topics.facts import Facts, Options, Retention, ensure_topic, read_
 from penstock.topics.growth import grow_topic
 from penstock.topics.looking import as_dict, ask, text
 from penstock.topics.partitioners import Partitioner
+from penstock.topics.pending import list_pending
 from penstock.topics.views import (
     Adopted,
     BrowsePage,
@@ -175,7 +176,8 @@ class TopicAdmin:
         groups has settled are dropped; the others go where their field `key` belongs. The groups
         are registered on the topic and read all that was moved, so one that was ahead of another
         gets some messages again. The old stream is gone at the end. If it fails half-way call it
-        again: nothing is lost or moved twice. `TopicError` if there is no such stream.
+        again: nothing is lost or moved twice. `TopicError` if there is no such stream. The
+        partitioner has to go by the key, so not by turns or by chance.
 
         Two round trips per 100 messages and one for each of them, to all partitions at once.
         """
@@ -246,7 +248,7 @@ class TopicAdmin:
 
         One round trip for each partition touched, O(count).
         """
-        return await groups.list_pending(self._client, topic, group, cursor, count)
+        return await list_pending(self._client, topic, group, cursor, count)
 
     async def reset_group(
         self, topic: str, group: str, position: str | datetime, *, who: str | None = None

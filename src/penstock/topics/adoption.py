@@ -15,6 +15,7 @@ from penstock.topics.looking import as_dict, ask, id_numbers, text
 from penstock.topics.message import KEY, Fields, field_of
 from penstock.topics.once import publish_once
 from penstock.topics.partitioners import Crc32, Partitioner, check_partition
+from penstock.topics.registration import register_group
 from penstock.topics.views import Adopted
 
 __all__ = ["adopt_stream", "legacy_key"]
@@ -43,7 +44,8 @@ async def adopt_stream(
     facts = await ensure_topic(client, topic, partitions)
     if facts.growing_to:
         raise TopicError(f"topic {topic!r} is growing; adopt its old stream when that is done")
-    await _register(client, topic, facts.partitions, groups)
+    for group in groups:
+        await register_group(client, facts, group, "0")  # before anything is in the topic
     mover = _Mover(client, facts, legacy, groups, partitioner or Crc32())
     while True:
         while await mover.move_page():
@@ -58,20 +60,6 @@ async def _check_type(client: Client, topic: str, legacy: str) -> None:
         raise TopicError(f"there is no stream {legacy!r} from before topic {topic!r}")
     if found != "stream":
         raise TopicError(f"key {legacy!r} is a {found}, not a stream: not adopted")
-
-
-async def _register(
-    client: Client, topic: str, partitions: int, groups: Mapping[str, object]
-) -> None:
-    """Let the old groups read the topic from its beginning, before anything is in it."""
-    told = client.keys.topic(topic).groups
-    for group in groups:
-        for index in range(partitions):
-            keys = client.keys.partition(topic, index)
-            await client.scripts.register_group(
-                stream=keys.stream, epochs=keys.epochs, commit=keys.commit, group=group, start="0"
-            )
-        await client.call("HSETNX", told, group, "0")
 
 
 class _Mover:

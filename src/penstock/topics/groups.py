@@ -1,4 +1,4 @@
-"""The groups of a topic: how far they are, what they have pending, who works for them."""
+"""The groups of a topic: how far they are, who works for them, and what people do to them."""
 
 from __future__ import annotations
 
@@ -9,22 +9,16 @@ from typing import Any
 
 import msgspec
 
-from penstock.errors import GroupMissing, InvalidMessage, InvalidName, TopicError
+from penstock.errors import GroupMissing, InvalidName, TopicError
 from penstock.redis.client import Client
 from penstock.redis.keys.names import check_name
 from penstock.redis.wire import Command, Reply
 from penstock.topics.audit import record_act
 from penstock.topics.facts import read_facts
 from penstock.topics.looking import as_dict, ask, id_numbers, now_ms, text
-from penstock.topics.retries import Failure
+from penstock.topics.registration import Registration
 from penstock.topics.times import resolve_position
-from penstock.topics.views import (
-    GroupView,
-    MemberView,
-    PartitionLag,
-    PendingPage,
-    PendingView,
-)
+from penstock.topics.views import GroupView, MemberView, PartitionLag
 
 __all__ = [
     "COUNTED",
@@ -32,14 +26,11 @@ __all__ = [
     "drop_group",
     "known_groups",
     "list_groups",
-    "list_pending",
     "reset_group",
 ]
 
 COUNTED = 10_000
 """Messages counted one by one where the server does not know a group's lag."""
-
-_failures = msgspec.json.Decoder(list[Failure])
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +58,7 @@ async def list_groups(client: Client, topic: str, only: str | None = None) -> li
     keys = client.keys.topic(topic)
     partitions = await _look(client, topic, range(count))
     starts, clock = await ask(client, [("HGETALL", keys.groups), ("TIME",)])
-    told = {name: text(start) for name, start in as_dict(starts).items()}
+    told = {name: _start(stored) for name, stored in as_dict(starts).items()}
     names = sorted(_fit({*told, *(name for part in partitions for name in part.groups)}))
     if only is not None:
         if only not in names:
@@ -77,6 +68,13 @@ async def list_groups(client: Client, topic: str, only: str | None = None) -> li
         await _group_view(client, topic, name, told.get(name), partitions, now_ms(clock))
         for name in names
     ]
+
+
+def _start(stored: bytes) -> str | None:
+    try:
+        return msgspec.json.decode(stored, type=Registration).start
+    except msgspec.DecodeError:
+        return None
 
 
 async def known_groups(client: Client, topic: str, partitions: int) -> list[str]:
@@ -230,85 +228,6 @@ async def _members(client: Client, topic: str, group: str, clock_ms: int) -> lis
             )
         )
     return views
-
-
-async def list_pending(
-    client: Client, topic: str, group: str, cursor: str | None = None, count: int = 100
-) -> PendingPage:
-    """List what a group has pending, by partition and id; `GroupMissing` if it is not there.
-
-    The cursor stays valid whatever is settled or delivered meanwhile. One round trip for each
-    partition touched, O(count); and one for the topic.
-    """
-    if count < 1:
-        raise ValueError(f"count = {count!r}: expected 1 or more")
-    first, after = _read_cursor(cursor)
-    partitions = (await read_facts(client, topic)).partitions
-    pending: list[PendingView] = []
-    missing = 0
-    for index in range(first, partitions):
-        start = f"({after}" if after and index == first else "-"
-        page = await _pending_in(client, topic, group, index, start, count - len(pending))
-        missing += page is None
-        pending += page or ()
-        if len(pending) >= count:
-            last = pending[-1]
-            return PendingPage(pending=pending, cursor=f"{last.partition}/{last.id}")
-    if missing == partitions:
-        raise GroupMissing(topic, group)
-    return PendingPage(pending=pending)
-
-
-async def _pending_in(
-    client: Client, topic: str, group: str, index: int, start: str, count: int
-) -> list[PendingView] | None:
-    keys = client.keys.partition(topic, index)
-    reply = await client.scripts.look_at_pending(
-        stream=keys.stream,
-        retry=keys.retry(group),
-        failures=keys.failures(group),
-        lease=keys.lease(group),
-        group=group,
-        start=start,
-        count=count,
-    )
-    if reply == -1:
-        return None
-    owner, *lines = reply
-    return [
-        PendingView(
-            partition=index,
-            id=text(id_),
-            attempts=attempts,
-            idle_ms=idle_ms,
-            key=text(key[0]) if key else None,
-            due_in_ms=None if due_in_ms < 0 else due_in_ms,
-            last_failure=_last_failure(failures),
-            owner=owner and text(owner),
-            is_gone=not is_there,
-        )
-        for id_, attempts, idle_ms, due_in_ms, failures, is_there, *key in lines
-    ]
-
-
-def _last_failure(stored: bytes) -> str | None:
-    if not stored:
-        return None
-    try:
-        failures = _failures.decode(stored)
-    except msgspec.DecodeError:
-        return text(stored)
-    return f"{failures[-1].error_class}: {failures[-1].message}" if failures else None
-
-
-def _read_cursor(cursor: str | None) -> tuple[int, str]:
-    if cursor is None:
-        return 0, ""
-    partition, _, id_ = cursor.partition("/")
-    ms, _, sequence = id_.partition("-")
-    if not all(part.isascii() and part.isdigit() for part in (partition, ms, sequence)):
-        raise InvalidMessage(f"cursor {cursor[:60]!r}: expected one that a page came with")
-    return int(partition), id_
 
 
 # --- changing -----------------------------------------------------------------------------------

@@ -1,0 +1,95 @@
+"""What groups have pending: delivered, but not settled."""
+
+from __future__ import annotations
+
+import msgspec
+
+from penstock.errors import GroupMissing, InvalidMessage
+from penstock.redis.client import Client
+from penstock.topics.facts import read_facts
+from penstock.topics.looking import text
+from penstock.topics.retries import Failure
+from penstock.topics.views import PendingPage, PendingView
+
+__all__ = ["list_pending"]
+
+_failures = msgspec.json.Decoder(list[Failure])
+
+
+async def list_pending(
+    client: Client, topic: str, group: str, cursor: str | None = None, count: int = 100
+) -> PendingPage:
+    """List what a group has pending, by partition and id; `GroupMissing` if it is not there.
+
+    The cursor stays valid whatever is settled or delivered meanwhile. One round trip for each
+    partition touched, O(count); and one for the topic.
+    """
+    if count < 1:
+        raise ValueError(f"count = {count!r}: expected 1 or more")
+    first, after = _read_cursor(cursor)
+    partitions = (await read_facts(client, topic)).partitions
+    pending: list[PendingView] = []
+    missing = 0
+    for index in range(first, partitions):
+        start = f"({after}" if after and index == first else "-"
+        page = await _pending_in(client, topic, group, index, start, count - len(pending))
+        missing += page is None
+        pending += page or ()
+        if len(pending) >= count:
+            last = pending[-1]
+            return PendingPage(pending=pending, cursor=f"{last.partition}/{last.id}")
+    if missing == partitions:
+        raise GroupMissing(topic, group)
+    return PendingPage(pending=pending)
+
+
+async def _pending_in(
+    client: Client, topic: str, group: str, index: int, start: str, count: int
+) -> list[PendingView] | None:
+    keys = client.keys.partition(topic, index)
+    reply = await client.scripts.look_at_pending(
+        stream=keys.stream,
+        retry=keys.retry(group),
+        failures=keys.failures(group),
+        lease=keys.lease(group),
+        group=group,
+        start=start,
+        count=count,
+    )
+    if reply == -1:
+        return None
+    owner, *lines = reply
+    return [
+        PendingView(
+            partition=index,
+            id=text(id_),
+            attempts=attempts,
+            idle_ms=idle_ms,
+            key=text(key[0]) if key else None,
+            due_in_ms=None if due_in_ms < 0 else due_in_ms,
+            last_failure=_last_failure(failures),
+            owner=owner and text(owner),
+            is_gone=not is_there,
+        )
+        for id_, attempts, idle_ms, due_in_ms, failures, is_there, *key in lines
+    ]
+
+
+def _last_failure(stored: bytes) -> str | None:
+    if not stored:
+        return None
+    try:
+        failures = _failures.decode(stored)
+    except msgspec.DecodeError:
+        return text(stored)
+    return f"{failures[-1].error_class}: {failures[-1].message}" if failures else None
+
+
+def _read_cursor(cursor: str | None) -> tuple[int, str]:
+    if cursor is None:
+        return 0, ""
+    partition, _, id_ = cursor.partition("/")
+    ms, _, sequence = id_.partition("-")
+    if not all(part.isascii() and part.isdigit() for part in (partition, ms, sequence)):
+        raise InvalidMessage(f"cursor {cursor[:60]!r}: expected one that a page came with")
+    return int(partition), id_

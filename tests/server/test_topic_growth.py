@@ -1,0 +1,211 @@
+"""A topic gets more partitions while it is used."""
+
+import asyncio
+import time
+
+import pytest
+
+from penstock.errors import InvalidMessage, OutcomeUnknown, TopicError, TopicMissing
+from penstock.redis.client import Client
+from penstock.redis.codec import Codec
+from penstock.settings import CodecSettings, Settings, TopicSettings
+from penstock.testing.eventually import eventually
+from penstock.topics.admin import TopicAdmin
+from penstock.topics.barrier import read_markers
+from penstock.topics.facts import read_facts
+from penstock.topics.known import Known
+from penstock.topics.message import BARRIER, field_of
+from penstock.topics.registration import register_group
+
+QUICK = TopicSettings(refresh_s=0.1)
+
+
+@pytest.fixture(params=["valkey_server", "cluster"])
+async def client(request, namespace):
+    server = request.getfixturevalue(request.param)
+    async with Client(Settings(url=server.url, namespace=namespace, topics=QUICK)) as client:
+        yield client
+
+
+@pytest.fixture
+async def admin(client):
+    admin = TopicAdmin(client, Codec(CodecSettings()))
+    await admin.create("orders", 2)
+    return admin
+
+
+def part(client, index):
+    return client.keys.partition("orders", index)
+
+
+async def entries(client, index):
+    return await client.call("XRANGE", part(client, index).stream, "-", "+")
+
+
+async def test_growing_adds_partitions_that_every_group_reads_from_the_beginning(client, admin):
+    facts = await read_facts(client, "orders")
+    await register_group(client, facts, "billing", "0")
+    await register_group(client, facts, "late", "$")
+    await client.call("XGROUP", "CREATE", part(client, 0).stream, "foreign", "$")
+    await admin.grow("orders", 5)
+    grown = await read_facts(client, "orders")
+    assert (grown.partitions, grown.generation, grown.growing_to) == (5, 2, 0)
+    view = await admin.describe("orders")
+    assert [part.is_missing for part in view.partitions] == [False] * 5
+    assert view.updated_ms
+    for index in range(2, 5):
+        await client.call("XADD", part(client, index).stream, "*", "payload", "1")
+    for group in ("billing", "late", "foreign"):
+        lines = (await admin.lag("orders", group)).partitions
+        assert [line.lag for line in lines[2:]] == [1, 1, 1]
+
+
+async def test_each_old_partition_has_one_marker_and_the_facts_name_it(client, admin):
+    before = [await client.call("XADD", part(client, 0).stream, "*", "payload", "1")]
+    await admin.grow("orders", 4)
+    meta = await client.call("HGETALL", client.keys.topic("orders").meta)
+    markers = read_markers(meta)
+    assert list(markers) == [2]
+    assert sorted(markers[2]) == [0, 1]
+    found = [await entries(client, index) for index in range(4)]
+    assert [id_ for id_, _ in found[0]] == [*before, markers[2][0]]
+    [[id_, fields]] = found[1]
+    assert (id_, field_of(fields, BARRIER)) == (markers[2][1], b"2")
+    assert found[2:] == [[], []]
+
+
+async def test_a_topic_can_grow_again(client, admin):
+    await admin.grow("orders", 3)
+    await admin.grow("orders", 4)
+    facts = await read_facts(client, "orders")
+    assert (facts.partitions, facts.generation) == (4, 3)
+    meta = await client.call("HGETALL", client.keys.topic("orders").meta)
+    assert {generation: sorted(ids) for generation, ids in read_markers(meta).items()} == {
+        2: [0, 1],
+        3: [0, 1, 2],
+    }
+
+
+@pytest.mark.parametrize("partitions", [2, 1])
+async def test_equal_or_fewer_partitions_are_refused(client, admin, partitions):
+    with pytest.raises(TopicError, match="not less"):
+        await admin.grow("orders", partitions)
+    assert (await read_facts(client, "orders")).growing_to == 0
+
+
+@pytest.mark.parametrize("partitions", [0, -1, 10**6, True, 3.0, "4"])
+async def test_numbers_that_no_topic_can_have_are_refused(client, admin, partitions):
+    with pytest.raises(InvalidMessage):
+        await admin.grow("orders", partitions)
+
+
+async def test_producers_are_told_in_time_and_given_three_refreshes(client, admin):
+    started = time.monotonic()
+    growing = asyncio.create_task(admin.grow("orders", 4))
+    facts = await eventually(lambda: growing_facts(client))
+    assert (facts.partitions, facts.growing_to) == (2, 4)
+    assert 0 < facts.switch_ms <= 300
+    # While producers may still place by the old number there is no marker yet.
+    assert await entries(client, 0) == []
+    await growing
+    assert time.monotonic() - started >= 0.3
+
+
+async def growing_facts(client):
+    facts = await read_facts(client, "orders")
+    return facts if facts.growing_to else None
+
+
+async def test_no_message_placed_by_the_old_number_stands_behind_the_marker(client, admin):
+    """Producers that follow the facts write all the time while the topic grows twice."""
+    stop = asyncio.Event()
+
+    async def produce(number):
+        known = Known(client, "orders")
+        sent = 0
+        try:
+            while not stop.is_set():
+                facts = await known.get()
+                index = (number + sent) % facts.partitions
+                fields = ("payload", facts.generation)
+                await client.call("XADD", part(client, index).stream, "NOMKSTREAM", "*", *fields)
+                sent += 1
+                await asyncio.sleep(0.001)
+        finally:
+            await known.close()
+        return sent
+
+    producers = [asyncio.create_task(produce(number)) for number in range(3)]
+    await admin.grow("orders", 3)
+    await admin.grow("orders", 6)
+    await asyncio.sleep(0.1)
+    stop.set()
+    sent = sum(await asyncio.gather(*producers))
+    found = 0
+    for index in range(6):
+        generation = 1
+        for _, fields in await entries(client, index):
+            if (marker := field_of(fields, BARRIER)) is not None:
+                generation = int(marker)
+                continue
+            found += 1
+            written = int(field_of(fields, b"payload"))
+            assert written >= generation
+            # A partition that was there before shows the marker before anything newer.
+            assert index >= 2 or written == generation
+    assert found == sent
+
+
+@pytest.mark.parametrize("calls", [1, 2, 3, 4, 6, 7, 8, 9])
+async def test_a_growth_that_was_cut_off_is_completed_by_the_same_call(
+    client, admin, monkeypatch, calls
+):
+    await register_group(client, await read_facts(client, "orders"), "billing", "0")
+    left = calls
+
+    def cut(original):
+        async def call(*arguments, **options):
+            nonlocal left
+            left -= 1
+            if left < 0:
+                raise OutcomeUnknown("the connection died")
+            return await original(*arguments, **options)
+
+        return call
+
+    with monkeypatch.context() as patch:
+        patch.setattr(client, "call", cut(client.call))
+        patch.setattr(client, "pipeline", cut(client.pipeline))
+        with pytest.raises(OutcomeUnknown):
+            await admin.grow("orders", 4)
+    with pytest.raises(TopicError, match="growing to 4"):
+        await admin.grow("orders", 5)
+    await admin.grow("orders", 4)
+    facts = await read_facts(client, "orders")
+    assert (facts.partitions, facts.generation, facts.growing_to) == (4, 2, 0)
+    assert [len(await entries(client, index)) for index in range(4)] == [1, 1, 0, 0]
+
+
+async def test_two_that_grow_a_topic_alike_do_it_once(client, admin):
+    await asyncio.gather(admin.grow("orders", 4), admin.grow("orders", 4))
+    facts = await read_facts(client, "orders")
+    assert (facts.partitions, facts.generation) == (4, 2)
+    assert [len(await entries(client, index)) for index in range(2)] == [1, 1]
+
+
+async def test_a_topic_that_is_deleted_while_it_grows_stays_deleted(client, admin):
+    growing = asyncio.create_task(admin.grow("orders", 4))
+    await eventually(lambda: growing_facts(client))
+    await admin.delete("orders")
+    with pytest.raises(TopicMissing):
+        await growing
+    assert await admin.list() == []
+
+
+async def test_a_group_that_comes_while_the_topic_grows_reads_the_new_partitions(client, admin):
+    growing = asyncio.create_task(admin.grow("orders", 3))
+    facts = await eventually(lambda: growing_facts(client))
+    await register_group(client, facts, "newcomer", "$")
+    await growing
+    await client.call("XADD", part(client, 2).stream, "*", "payload", "1")
+    assert (await admin.lag("orders", "newcomer")).partitions[2].lag == 1
