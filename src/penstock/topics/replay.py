@@ -159,14 +159,14 @@ class Replay:
         if body is None:
             body = await self._referred(letter)
         if body is None:
-            return _Ready(letter, partition, (*_foreign_fields(letter), *aim))
+            return _Ready(letter, partition, (*aim, *_foreign_fields(letter)))
         key = letter.raw.get(KEY)
         headers = _headers(letter)
         if len(body) <= self._client.settings.topics.claim_above:
-            return _Ready(letter, partition, (*message_fields(body, key, headers), *aim))
+            return _Ready(letter, partition, (*aim, *message_fields(body, key, headers)))
         name = f"replay-{letter.id}"
         place = self._client.keys.partition(self._topic, partition).payload(name)
-        fields = (*claimed_fields(place, len(body), key, headers), *aim)
+        fields = (*aim, *claimed_fields(place, len(body), key, headers))
         return _Ready(letter, partition, fields, name, body)
 
     async def _referred(self, letter: Letter) -> bytes | None:
