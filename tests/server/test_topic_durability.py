@@ -75,7 +75,7 @@ def running_pair():
 @pytest.fixture
 def pair(running_pair):
     """A primary and its replica, which a test may freeze for a while."""
-    primary, replica = running_pair
+    primary, _ = running_pair
     wait_until(
         lambda: primary.info("replication")["connected_slaves"] == "1" and primary.is_in_step,
         what="the replica to follow",

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import time
 import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from penstock.redis.keys import PartitionKeys
 from penstock.redis.script import load_script
 from penstock.redis.wire import Argument, pack
 from penstock.topics.entries import claimed_fields, message_fields
@@ -46,23 +48,35 @@ def publication(
 
     `wait_ms` is how long the message waits; if negative, the server's ms at which it is due.
     """
-    keys = lane.keys
     name = uuid.uuid4().hex if beside else ""
-    payload_key = keys.payload(name or "none")
     if beside:
+        payload_key = lane.keys.payload(name)
         fields = claimed_fields(payload_key, len(data), key, headers)
+        keys = _publish_keys(lane.keys, payload_key)
     else:
         fields = message_fields(data, key, headers)
+        if not lane.publish_keys:
+            lane.publish_keys = _publish_keys(lane.keys, lane.keys.payload("none"))
+        keys = lane.publish_keys
     return Publication(
-        (
-            *(keys.stream, keys.dedup, keys.dedup_times, payload_key, keys.payloads),
-            *(keys.delayed, keys.delayed_bodies),
-        ),
+        keys,
         (
             *(idempotency_key, remember_ms),
             *((name, data) if beside else ("", b"")),
-            *(("", 0) if wait_ms is None else (f"d-{uuid.uuid4().hex}", wait_ms)),
+            *(("", 0) if wait_ms is None else (_waiting_id(), wait_ms)),
             *fields,
             *more_fields,
         ),
     )
+
+
+def _publish_keys(keys: PartitionKeys, payload_key: str) -> tuple[str, ...]:
+    return (
+        *(keys.stream, keys.dedup, keys.dedup_times, payload_key, keys.payloads),
+        *(keys.delayed, keys.delayed_bodies),
+    )
+
+
+def _waiting_id() -> str:
+    """Make an id that sorts by time: of messages due together, what was sent first goes first."""
+    return f"d-{time.time_ns():016x}{uuid.uuid4().hex[:16]}"

@@ -41,7 +41,10 @@ quiet = RateLimitedLog(logging.getLogger(__name__))
 class Lane:
     """A partition's keys and the connection that its messages take."""
 
-    __slots__ = ("index", "keys", "slot", "stream", "to_add", "to_add_keyed", "untrimmed", "wire")
+    __slots__ = (
+        *("index", "keys", "publish_keys", "slot", "stream", "to_add", "to_add_keyed", "untrimmed"),
+        "wire",
+    )
 
     def __init__(self, client: Client, topic: str, index: int) -> None:
         self.index = index
@@ -50,6 +53,8 @@ class Lane:
         self.to_add = add_head(self.stream, fields=1)
         self.to_add_keyed = add_head(self.stream, fields=2)
         self.slot = key_slot(self.keys.stream) if client.keys.cluster else None
+        self.publish_keys: tuple[str, ...] = ()
+        """Made when the script `publish` is first called, which most producers never do."""
         self.wire: Wire | None = None
         self.untrimmed = 0
         """Messages sent since the last trim."""
