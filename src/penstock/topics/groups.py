@@ -191,7 +191,7 @@ async def _lag(
         return (0 if start == "$" else part.length), True
     lag = facts.get("lag")
     if lag is not None:
-        # What a hard cap dropped before it was delivered counts in the server's number.
+        # Deletions can make the server's number too large (redis#13957), but not the stream.
         return min(lag, part.length), False
     stream = client.keys.partition(topic, part.index).stream
     counted = await client.scripts.count_after(
