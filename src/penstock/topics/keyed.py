@@ -9,6 +9,7 @@ from collections.abc import Callable
 
 from penstock.topics.held import Held, Item
 from penstock.topics.message import BARRIER, KEY, PAYLOAD, Fields, Message, field_of
+from penstock.topics.outcomes import handler_error
 from penstock.topics.pace import Pace
 from penstock.topics.work import PLAIN_FIELDS, Work
 
@@ -153,8 +154,8 @@ class KeyedRunner:
                         outcome = await work.direct(source.decode(fields[1]))
                     else:
                         outcome = await work.invoke(Message(source, id_, fields))
-                except Exception as error:  # noqa: BLE001  it becomes a recorded outcome
-                    outcome = error
+                except BaseException as error:  # noqa: BLE001  it becomes a recorded outcome
+                    outcome = handler_error(error)
                 if not isinstance(outcome, Exception):
                     held.finished.append(id_)
                     held.wake()

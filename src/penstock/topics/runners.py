@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager, nullcontext
-from typing import Any, cast
+from typing import Any
 
 from penstock.errors import DecodeError
 from penstock.topics.held import Held, Item
 from penstock.topics.message import PAYLOAD, Message
+from penstock.topics.outcomes import failures_in, handler_error
 from penstock.topics.pace import Pace
 from penstock.topics.work import PLAIN_FIELDS, Work
 
@@ -74,8 +76,8 @@ class SerialRunner:
                             outcome = await direct(decode(fields[1]))
                         else:
                             outcome = await invoke(Message(source, id_, fields))
-                    except Exception as error:  # noqa: BLE001  it becomes a recorded outcome
-                        outcome = error
+                    except BaseException as error:  # noqa: BLE001  it becomes a recorded outcome
+                        outcome = handler_error(error)
                     if outcome is None:
                         finished(id_)
                         wake()
@@ -136,20 +138,25 @@ class SerialRunner:
             outcomes = await self._loop.run_in_executor(self._work.threads, self._hop, held, run)
             self._pace.note_hop(len(outcomes), time.monotonic() - began)
             for message, outcome in zip(run, outcomes, strict=False):
-                await self._ended(held, message, outcome)
+                await self._ended(held, message, await _awaited(outcome))
             place += len(outcomes)
         return place
 
     def _hop(self, held: Held, run: list[Message]) -> list[object]:
-        """Runs in a thread: call the handler for each, until one fails or the partition closes."""
+        """Runs in a thread: call the handler for each, until the partition closes or one fails.
+
+        Those after it may have to wait for it.
+        """
         outcomes: list[object] = []
         for message in run:
             if held.closing:
                 break
             try:
-                outcomes.append(self._work.handler.invoke(message))
-            except Exception as error:  # noqa: BLE001  it becomes a recorded outcome
-                outcomes.append(error)
+                outcome = self._work.handler.invoke(message)
+            except BaseException as error:  # noqa: BLE001  it becomes a recorded outcome
+                outcome = handler_error(error)
+            outcomes.append(outcome)
+            if outcome is not None:
                 break
         return outcomes
 
@@ -180,8 +187,8 @@ class SerialRunner:
             else:
                 messages = [Message(held.source, *item) for item in run]
                 outcome = await work.invoke(messages)
-        except Exception as error:  # noqa: BLE001  it becomes a recorded outcome
-            outcome = error
+        except BaseException as error:  # noqa: BLE001  it becomes a recorded outcome
+            outcome = handler_error(error)
         if outcome is None:
             held.finished += [item[0] for item in run]
             held.wake()
@@ -192,20 +199,17 @@ class SerialRunner:
     async def _batch_ended(self, held: Held, messages: list[Message], outcome: object) -> None:
         """See to each message of a batch that did not simply succeed."""
         if isinstance(outcome, DecodeError):
-            unreadable = [message for message in messages if not _is_readable(message)]
+            unreadable = {one: error for one in messages if (error := _fault_in(one)) is not None}
             if unreadable:  # the handler never got to see the batch: the others are still to come
-                for message in unreadable:
-                    await self._ended(held, message, outcome)
+                for message, error in unreadable.items():
+                    await self._ended(held, message, error)
                 rest = [[one.id, one.fields] for one in messages if one not in unreadable]
                 if rest:
                     await self._one_batch(held, rest)
                 return
-        failures: Mapping[Message, object] = {}
-        if isinstance(outcome, Mapping):
-            failures = cast("Mapping[Message, object]", outcome)
+        failures = failures_in(outcome, messages)
         for message in messages:
-            whole = outcome if isinstance(outcome, Exception) else None
-            await self._ended(held, message, whole or failures.get(message))
+            await self._ended(held, message, failures.get(message))
 
 
 def _plain_items(items: list[Item]) -> list[Any]:
@@ -216,9 +220,20 @@ def _plain_items(items: list[Item]) -> list[Any]:
     return items
 
 
-def _is_readable(message: Message) -> bool:
+def _fault_in(message: Message) -> DecodeError | None:
+    """Why the payload cannot be read."""
     try:
         _ = message.payload
-    except DecodeError:
-        return False
-    return True
+    except DecodeError as error:
+        return error
+    return None
+
+
+async def _awaited(outcome: object) -> object:
+    """How the handler ended that a plain function has only called."""
+    if not inspect.isawaitable(outcome):
+        return outcome
+    try:
+        return await outcome
+    except BaseException as error:  # noqa: BLE001  it becomes a recorded outcome
+        return handler_error(error)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import logging
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -26,12 +27,11 @@ from penstock.topics.message import (
     Message,
     field_of,
 )
+from penstock.topics.outcomes import failures_in, handler_error
 from penstock.topics.retries import (
-    DeadLetter,
     DeathReason,
     Failure,
     GiveUp,
-    Retry,
     RetryIn,
 )
 from penstock.topics.subscription import Subscription
@@ -102,9 +102,12 @@ class Work:
         """Run the handler and see to the outcome."""
         await self._complete(held, message)
         try:
-            outcome = await self.invoke(message)
-        except Exception as error:  # noqa: BLE001  a failure becomes a recorded outcome
-            return await self.failed(held, message, error)
+            if self.subscription.batch is None:
+                outcome = await self.invoke(message)
+            else:
+                outcome = failures_in(await self.invoke([message]), [message]).get(message)
+        except BaseException as error:  # noqa: BLE001  a failure becomes a recorded outcome
+            return await self.failed(held, message, handler_error(error))
         if outcome is None:
             self.succeeded(held, message)
             return None
@@ -115,7 +118,7 @@ class Work:
 
     async def ended(self, held: Held, message: Message, outcome: object) -> float | None:
         """See to what a handler returned."""
-        if isinstance(outcome, Retry | DeadLetter):
+        if isinstance(outcome, Exception):
             return await self.failed(held, message, outcome)
         self.succeeded(held, message)
         return None
@@ -223,7 +226,8 @@ class Work:
 
         async def in_thread(message: Any) -> Any:
             loop = asyncio.get_running_loop()
-            return await loop.run_in_executor(self.threads, self.handler.invoke, message)
+            outcome = await loop.run_in_executor(self.threads, self.handler.invoke, message)
+            return await outcome if inspect.isawaitable(outcome) else outcome
 
         return in_thread
 

@@ -1,0 +1,69 @@
+"""Topics with short timings, on one server and on a cluster, and consumers that end with a test."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack
+from typing import Any
+
+import pytest
+
+from penstock import Penstock
+from penstock.settings import Settings, TopicSettings, WorkerSettings
+from penstock.testing.cluster import ClusterProcess
+from penstock.testing.servers import ServerProcess
+from penstock.topics.consumer import Consumer
+from penstock.topics.subscription import Subscription
+from penstock.topics.topic import Topic
+
+
+@pytest.fixture(params=["one server", "cluster"])
+def place(request: pytest.FixtureRequest) -> ServerProcess | ClusterProcess:
+    """Where a test of topics runs: everything not about one node runs on both."""
+    return request.getfixturevalue(
+        {"one server": "valkey_server", "cluster": "cluster"}[request.param]
+    )
+
+
+@pytest.fixture
+async def open_app(namespace: str) -> AsyncIterator[Callable[..., Awaitable[Penstock]]]:
+    """`await open_app(server, lease_ttl_s=…)` is another process, as far as the server can tell."""
+    async with AsyncExitStack() as opened:
+
+        async def open_one(
+            server: ServerProcess | ClusterProcess | str,
+            *,
+            worker: WorkerSettings | None = None,
+            **topics: Any,
+        ) -> Penstock:
+            quick = {"lease_ttl_s": 1.5, "balance_s": 0.05, "janitor_s": 0.1, **topics}
+            settings = Settings(
+                url=server if isinstance(server, str) else server.url,
+                namespace=namespace,
+                topics=TopicSettings(**quick),
+                worker=worker or WorkerSettings(poll_s=0.2),
+            )
+            return await opened.enter_async_context(Penstock(settings=settings))
+
+        yield open_one
+
+
+@pytest.fixture
+async def app(
+    open_app: Callable[..., Awaitable[Penstock]], place: ServerProcess | ClusterProcess
+) -> Penstock:
+    return await open_app(place)
+
+
+@pytest.fixture
+async def consume() -> AsyncIterator[Callable[..., Awaitable[Consumer]]]:
+    """`await consume(topic, handler, ordering="key")` starts a consumer; all stop with the test."""
+    async with AsyncExitStack() as running:
+
+        async def start(
+            topic: Topic, handler: Callable[..., Any], group: str = "group", **options: Any
+        ) -> Consumer:
+            consumer = Consumer(topic, handler, Subscription(group=group, **options))
+            return await running.enter_async_context(consumer)
+
+        yield start
