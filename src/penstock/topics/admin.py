@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import uuid
+from collections.abc import AsyncIterator
 from datetime import datetime
 
 import msgspec
@@ -18,6 +19,7 @@ from penstock.topics.browsing import browse_topic
 from penstock.topics.dead_letters import DeadLetters
 from penstock.topics.deletion import delete_topic
 from penstock.topics.facts import Facts, Options, Retention, ensure_topic, read_facts
+from penstock.topics.following import follow_topic
 from penstock.topics.growth import grow_topic
 from penstock.topics.looking import as_dict, ask, text
 from penstock.topics.partitioners import Partitioner
@@ -218,6 +220,29 @@ class TopicAdmin:
     async def recent(self, topic: str, count: int = 20) -> list[MessageView]:
         """Show the last messages, the newest first. As `browse`."""
         return (await self.browse(topic, count=count, reverse=True)).messages
+
+    def follow(
+        self,
+        topic: str,
+        partition: int | None = None,
+        *,
+        start: str | datetime = "$",
+        most_bytes: int = SHOWN_BYTES,
+    ) -> AsyncIterator[list[MessageView]]:
+        """Show messages after `start` (see `resolve_position`) as they come, without an end.
+
+        What is there comes first, then an empty list, then what comes in; more empty lists tell
+        that it has been quiet for a moment. Messages of a list are in the order of ids. Belongs to
+        no group and changes nothing. `TopicMissing` when the topic is gone.
+        """
+        return follow_topic(
+            self._client,
+            self._codec,
+            topic,
+            partition=partition,
+            start=start,
+            most_bytes=most_bytes,
+        )
 
     def dead_letters(self, topic: str, partitioner: Partitioner | None = None) -> DeadLetters:
         """Dead letters of a topic. Asks nothing yet."""

@@ -79,4 +79,5 @@ def show_payload(codec: Codec, raw: bytes | None, most_bytes: int = SHOWN_BYTES)
             is_cut and error.start > len(shown) - 4 and error.reason == "unexpected end of data"
         )
         text = shown[: error.start].decode() if is_text else shown.decode(errors="backslashreplace")
-    return PayloadView(text=text, size=len(data), is_text=is_text, is_cut=is_cut)
+    raw_shown = None if is_text else shown
+    return PayloadView(text=text, size=len(data), is_text=is_text, is_cut=is_cut, raw=raw_shown)

@@ -28,14 +28,14 @@ from penstock.topics.message import (
 )
 from penstock.topics.views import BrowsePage, MessageView
 
-__all__ = ["browse_topic"]
+__all__ = ["Place", "browse_topic", "show_entries"]
 
 _MOST = 1_000
 _FETCHED = 8 * 1024 * 1024
 """Payloads of more bytes, stored beside the stream, are fetched in part."""
 
 _CURSOR = re.compile(r"([0-9]{1,20})-([0-9]{1,20})/([0-9]{1,6})")
-_Place = tuple[tuple[int, int], int]
+Place = tuple[tuple[int, int], int]
 """Where a message stands among those of all partitions: id, partition."""
 
 
@@ -77,24 +77,35 @@ async def browse_topic(
             commands.append(("XREVRANGE", stream, high, low, "COUNT", count))
         else:
             commands.append(("XRANGE", stream, low, high, "COUNT", count))
-    found: list[tuple[_Place, Fields]] = [
+    found: list[tuple[Place, Fields]] = [
         ((id_numbers(id_), index), fields)
         for index, entries in zip(indexes, await ask(client, commands), strict=True)
         for id_, fields in entries
     ]
     found.sort(key=lambda entry: entry[0], reverse=reverse)
     shown = found[:count]
-    bodies = await _bodies(client, topic, shown, most_bytes)
-    views = [
-        _view(codec, place, fields, body, most_bytes)
-        for (place, fields), body in zip(shown, bodies, strict=True)
-    ]
+    views = await show_entries(client, codec, topic, shown, most_bytes)
     full = len(shown) == count
     return BrowsePage(messages=views, cursor=_write_cursor(shown[-1][0]) if full else None)
 
 
+async def show_entries(
+    client: Client,
+    codec: Codec,
+    topic: str,
+    entries: Sequence[tuple[Place, Fields]],
+    most_bytes: int = SHOWN_BYTES,
+) -> list[MessageView]:
+    """Entries as people see them. Two round trips if payloads are stored beside, else none."""
+    bodies = await _bodies(client, topic, entries, most_bytes)
+    return [
+        _view(codec, place, fields, body, most_bytes)
+        for (place, fields), body in zip(entries, bodies, strict=True)
+    ]
+
+
 def _view(
-    codec: Codec, place: _Place, fields: Fields, body: _Body | None, most_bytes: int
+    codec: Codec, place: Place, fields: Fields, body: _Body | None, most_bytes: int
 ) -> MessageView:
     (ms, sequence), partition = place
     payload = show_payload(codec, body.data if body else field_of(fields, PAYLOAD), most_bytes)
@@ -117,7 +128,7 @@ def _view(
 
 
 async def _bodies(
-    client: Client, topic: str, shown: Sequence[tuple[_Place, Fields]], most_bytes: int
+    client: Client, topic: str, shown: Sequence[tuple[Place, Fields]], most_bytes: int
 ) -> list[_Body | None]:
     """Payloads that are stored beside the stream; None where there is none (any more)."""
     places: list[str | None] = []
@@ -144,7 +155,7 @@ def _bound(bound: str | datetime) -> str:
 
 
 def _narrowed(
-    bounds: tuple[str, str], index: int, after: _Place | None, *, reverse: bool
+    bounds: tuple[str, str], index: int, after: Place | None, *, reverse: bool
 ) -> tuple[str, str]:
     """Range of one partition that a page after the cursor has to look at."""
     low, high = bounds
@@ -156,12 +167,12 @@ def _narrowed(
     return (low, edge) if reverse else (edge, high)
 
 
-def _write_cursor(place: _Place) -> str:
+def _write_cursor(place: Place) -> str:
     (ms, sequence), partition = place
     return f"{ms}-{sequence}/{partition}"
 
 
-def _read_cursor(cursor: str) -> _Place:
+def _read_cursor(cursor: str) -> Place:
     found = _CURSOR.fullmatch(cursor)
     if not found:
         raise InvalidMessage(f"cursor {cursor[:60]!r}: expected one that a page came with")

@@ -40,6 +40,8 @@ class PayloadView(msgspec.Struct, frozen=True, kw_only=True):
     is_cut: bool = False
     is_missing: bool = False
     """It was stored beside the stream and is gone, or the entry has none."""
+    raw: bytes | None = msgspec.field(default=None, name="base64")
+    """The bytes themselves, if they are no text; cut like the text."""
 
 
 class MessageView(msgspec.Struct, frozen=True, kw_only=True):
