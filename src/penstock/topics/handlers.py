@@ -17,6 +17,8 @@ Failures = Mapping[Message, Exception]
 """What a batch handler may return: the messages that failed, and how."""
 
 _ONE, _TWO = 1, 2
+# No set: an annotation need not be hashable.
+_MAY_BE_MESSAGES = (Message, Any, inspect.Parameter.empty)
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +44,7 @@ def as_handler(function: Callable[..., Any], *, batch: bool, default_type: Any) 
     name = getattr(function, "__qualname__", None) or repr(function)
     parameters = _positional(function, name)
     kinds = [_annotation(function, parameter, batch=batch) for parameter in parameters]
+    _check_kinds(name, kinds)
     payload_type = default_type
     direct = None
     if kinds[0] is Message and len(kinds) == _ONE:
@@ -68,11 +71,19 @@ def _with_payload(function: Callable[..., Any], *, both: bool, batch: bool) -> C
 
 
 def _positional(function: Callable[..., Any], name: str) -> list[inspect.Parameter]:
-    parameters = [
-        parameter
-        for parameter in inspect.signature(function).parameters.values()
-        if parameter.kind in {parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD}
-    ]
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"handler {name}: {error}") from None
+    code = _code_of(function)
+    if inspect.isgeneratorfunction(code) or inspect.isasyncgenfunction(code):
+        raise ConfigError(f"handler {name} yields: its body would never run")
+    parameters = list[inspect.Parameter]()
+    for parameter in signature.parameters.values():
+        if parameter.kind in {parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD}:
+            parameters.append(parameter)
+        elif parameter.kind is parameter.KEYWORD_ONLY and parameter.default is parameter.empty:
+            raise ConfigError(f"handler {name}: nobody would give it {parameter.name!r}")
     wanted = [parameter for parameter in parameters if parameter.default is parameter.empty]
     if not _ONE <= len(wanted) <= _TWO:
         raise ConfigError(
@@ -82,10 +93,14 @@ def _positional(function: Callable[..., Any], name: str) -> list[inspect.Paramet
     return wanted
 
 
+def _check_kinds(name: str, kinds: list[Any]) -> None:
+    if len(kinds) == _TWO and (kinds[0] is Message or kinds[1] not in _MAY_BE_MESSAGES):
+        raise ConfigError(f"handler {name}: of two arguments the second is the message")
+
+
 def _annotation(function: Callable[..., Any], parameter: inspect.Parameter, *, batch: bool) -> Any:
-    target = function.func if isinstance(function, functools.partial) else function
     try:
-        hints = get_type_hints(target, include_extras=True)
+        hints = get_type_hints(_code_of(function), include_extras=True)
     except (NameError, TypeError) as error:
         # Types declared inside a function cannot be looked up by their names.
         if isinstance(parameter.annotation, str):
@@ -105,6 +120,13 @@ def _annotation(function: Callable[..., Any], parameter: inspect.Parameter, *, b
 
 
 def _is_async(function: Callable[..., Any]) -> bool:
-    target = function.func if isinstance(function, functools.partial) else function
-    call = cast("Any", getattr(target, "__call__", None))  # noqa: B004  an object with async __call__
-    return inspect.iscoroutinefunction(target) or inspect.iscoroutinefunction(call)
+    return inspect.iscoroutinefunction(_code_of(function))
+
+
+def _code_of(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Where annotations and `async` stand: within a partial, or in the class of an object."""
+    while isinstance(function, functools.partial):
+        function = cast("Callable[..., Any]", function.func)
+    if inspect.isroutine(function) or isinstance(function, type):
+        return function
+    return type(function).__call__

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
-from typing import Literal, TypedDict
+from typing import Any, Literal, TypedDict, cast
 
 from penstock.errors import ConfigError
 from penstock.redis.keys import check_name
@@ -15,7 +15,8 @@ __all__ = ["Ordering", "Subscription", "SubscriptionOptions"]
 Ordering = Literal["partition", "key", "none"]
 
 _ORDERINGS = ("partition", "key", "none")
-_POSITION = re.compile(r"\d+(-\d+)?")
+_START = re.compile(r"earliest|latest|\d+(-\d+)?", re.ASCII)
+_PAIR = 2
 
 
 class SubscriptionOptions(TypedDict, total=False):
@@ -73,12 +74,23 @@ class Subscription:
                 raise ConfigError(f"{name} = {value!r}: expected a whole number from 1")
         if self.batch and self.ordering != "partition":
             raise ConfigError('batch handlers need ordering="partition"')
-        if self.timeout_s is not None and not self.timeout_s > 0:
-            raise ConfigError(f"timeout_s = {self.timeout_s!r}: expected more than 0")
-        if self.start not in {"earliest", "latest"} and not _POSITION.fullmatch(self.start):
+        if self.ordered_retries and self.ordering == "none":
+            raise ConfigError('ordered_retries = True: ordering="none" has no order to keep')
+        self._check_the_rest()
+
+    def _check_the_rest(self) -> None:
+        # Callers without a type checker pass whatever they have.
+        told: Any = self
+        if told.timeout_s is not None and not (
+            type(told.timeout_s) in {int, float} and told.timeout_s > 0
+        ):
+            raise ConfigError(f"timeout_s = {self.timeout_s!r}: expected more than 0 seconds")
+        if not isinstance(told.start, str) or not _START.fullmatch(told.start):
             raise ConfigError(f'start = {self.start!r}: expected "earliest", "latest" or an id')
-        if self.pin is not None and not 0 <= self.pin[1] < self.pin[0]:
+        if told.pin is not None and not _is_pin(told.pin):
             raise ConfigError(f"pin = {self.pin!r}: expected (modulo, remainder < modulo)")
+        if not isinstance(told.retry, RetryPolicy):
+            raise ConfigError(f"retry = {self.retry!r}: expected a RetryPolicy")
 
     @property
     def keeps_retries_in_order(self) -> bool:
@@ -89,3 +101,10 @@ class Subscription:
     @property
     def start_id(self) -> str:
         return {"earliest": "0", "latest": "$"}.get(self.start, self.start)
+
+
+def _is_pin(pin: object) -> bool:
+    if not isinstance(pin, tuple) or len(cast("tuple[object, ...]", pin)) != _PAIR:
+        return False
+    modulo, remainder = cast("tuple[object, object]", pin)
+    return type(modulo) is int and type(remainder) is int and 0 <= remainder < modulo
