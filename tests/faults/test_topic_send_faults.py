@@ -1,6 +1,7 @@
 """Sending over broken connections, dying servers and moving slots: each send ends truthfully."""
 
 import asyncio
+import os
 from contextlib import asynccontextmanager
 
 import pytest
@@ -15,7 +16,7 @@ from penstock.errors import (
 )
 from penstock.redis.client import Client
 from penstock.redis.codec import Codec
-from penstock.settings import Settings, TimeoutSettings
+from penstock.settings import Settings, TimeoutSettings, TopicSettings
 from penstock.testing.eventually import eventually
 from penstock.topics import sender
 from penstock.topics.message import Outgoing
@@ -168,10 +169,11 @@ async def test_a_link_that_takes_nothing_more_makes_senders_wait_instead_of_fill
     shaky, valkey_server, namespace
 ):
     patient = TimeoutSettings(connect_s=5, command_s=10)
-    async with topic_on(shaky.url, namespace, timeouts=patient) as (topic, client):
+    trusting = TopicSettings(refresh_s=60)  # or all would wait for newer facts instead
+    async with topic_on(shaky.url, namespace, timeouts=patient, topics=trusting) as (topic, client):
         shaky.blackhole(way="to_server")
-        payload = "x" * 900  # not compressed
-        sending = [asyncio.create_task(confirmed(topic.send(payload))) for _ in range(20_000)]
+        payload = os.urandom(30_000).hex()  # far more in all than the system's buffers take
+        sending = [asyncio.create_task(confirmed(topic.send(payload))) for _ in range(3_000)]
         wire = await client.wire()
         await eventually(lambda: wire.behind)
         buffered = wire._transport.get_write_buffer_size()
@@ -200,11 +202,11 @@ async def test_no_confirmed_message_is_lost_when_the_server_is_killed(start_serv
         senders = [asyncio.create_task(keep_sending(name)) for name in range(20)]
         for _ in range(3):
             before = len(confirmed_ids)
-            await eventually(lambda: len(confirmed_ids) > before + 200)  # noqa: B023
+            await eventually(lambda: len(confirmed_ids) > before + 200, 20)  # noqa: B023
             await asyncio.to_thread(server.kill)
             await asyncio.to_thread(server.restart)
         before = len(confirmed_ids)
-        await eventually(lambda: len(confirmed_ids) > before + 200)
+        await eventually(lambda: len(confirmed_ids) > before + 200, 20)
         stop.set()
         await asyncio.gather(*senders)
         stored = [*stored_on(server, client, 0).items(), *stored_on(server, client, 1).items()]
@@ -260,7 +262,7 @@ async def test_a_slot_that_moves_costs_neither_messages_nor_their_order(start_cl
         nodes = list(cluster.living)
         for turn in range(4):
             before = len(sent)
-            await eventually(lambda: len(sent) > before)  # noqa: B023
+            await eventually(lambda: len(sent) > before, 20)  # noqa: B023
             owner = await asyncio.to_thread(cluster.primary_of, slot)
             target = nodes[(nodes.index(owner) + 1 + turn % 2) % 3]
             await asyncio.to_thread(cluster.move_slot, slot, target)
