@@ -288,6 +288,7 @@ async def fill(client):
     await client.scripts.beat_member(
         members=keys.members("billing"),
         member_info=keys.member_info("billing"),
+        meta=keys.meta,
         member="me",
         about=b"{}",
         ttl_ms=10_000,

@@ -151,10 +151,10 @@ class TopicScripts(ScriptCaller):
         return await self.run("due_retries", keys, (group, epoch, count))
 
     async def bury(
-        self, *, dlq: str, dlq_index: str, letter: str, fields: Sequence[Argument]
-    ) -> bytes:
-        """Write a dead letter, once; its id."""
-        return await self.run("bury", (dlq, dlq_index), (letter, *fields))
+        self, *, dlq: str, dlq_index: str, meta: str, letter: str, fields: Sequence[Argument]
+    ) -> bytes | None:
+        """Write a dead letter, once; its id, or None if the topic is gone."""
+        return await self.run("bury", (dlq, dlq_index, meta), (letter, *fields))
 
     async def publish(
         self,
@@ -186,10 +186,11 @@ class TopicScripts(ScriptCaller):
         return await self.run("move_due", (stream, delayed, delayed_bodies, payloads), (count,))
 
     async def beat_member(
-        self, *, members: str, member_info: str, member: str, about: bytes, ttl_ms: int
-    ) -> list[bytes]:
-        """Record a consumer's heartbeat; every living consumer and what it says of itself."""
-        return await self.run("beat_member", (members, member_info), (member, about, ttl_ms))
+        self, *, members: str, member_info: str, meta: str, member: str, about: bytes, ttl_ms: int
+    ) -> list[bytes] | None:
+        """Record a heartbeat; all who live and what they say of themselves; None: no topic."""
+        keys = (members, member_info, meta)
+        return await self.run("beat_member", keys, (member, about, ttl_ms))
 
     async def leave_group(self, *, members: str, member_info: str, member: str) -> bool:
         """Take a consumer off the list; False if it was not on it."""

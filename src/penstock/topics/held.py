@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from penstock.errors import ServerError
+from penstock.errors import ServerError, TopicMissing
 from penstock.quiet import RateLimitedLog
 from penstock.redis.client import Client
 from penstock.redis.keys import PartitionKeys
@@ -116,6 +116,7 @@ class Held:
         self.finished: list[bytes] = []
         """Ids to be acknowledged; whoever appends calls `wake`, so that it is done soon."""
         self._finished_after_failure: list[bytes] = []
+        self._released = False
         self._settling = asyncio.Lock()
         self._wake = asyncio.Event()
         self.wake = self._wake.set
@@ -197,6 +198,9 @@ class Held:
         self._renewed.set()
 
     async def renew(self) -> None:
+        """Hold the partition for longer, or find out that it is lost."""
+        if self._released or self.lost:
+            return
         sent_at = time.monotonic()
         if await self._scripts.renew(
             lease=self.keys.lease(self.source.group),
@@ -213,18 +217,18 @@ class Held:
 
     async def release(self, unbegun: Sequence[bytes]) -> None:
         """Give the partition up. No attempt is charged for what was fetched but not begun."""
-        for start in range(0, max(1, len(unbegun)), _MOST_AT_ONCE):
-            await self._scripts.release(
-                lease=self.keys.lease(self.source.group),
-                epochs=self.keys.epochs,
-                fence=self.fence,
-                stream=self.stream,
-                group=self.source.group,
-                owner=self.owner,
-                epoch=self.epoch,
-                consumer=CONSUMER,
-                unbegun=unbegun[start : start + _MOST_AT_ONCE],
-            )
+        self._released = True  # a renewal that came after it would revive the lease
+        await self._scripts.release(
+            lease=self.keys.lease(self.source.group),
+            epochs=self.keys.epochs,
+            fence=self.fence,
+            stream=self.stream,
+            group=self.source.group,
+            owner=self.owner,
+            epoch=self.epoch,
+            consumer=CONSUMER,
+            unbegun=unbegun,
+        )
 
     # ---- what becomes of messages
 
@@ -374,6 +378,8 @@ class Held:
                 failures += 1
                 quiet.warning(f"{self} {what}", "%r: cannot %s yet: %s", self, what, error)
                 await asyncio.sleep(retry_delay_s(failures))
+            except TopicMissing:
+                self.lose()
             else:
                 if reply != STALE:
                     return reply

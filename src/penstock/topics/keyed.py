@@ -11,11 +11,10 @@ from penstock.topics.held import Held, Item
 from penstock.topics.message import BARRIER, KEY, PAYLOAD, Fields, Message, field_of
 from penstock.topics.outcomes import handler_error
 from penstock.topics.pace import Pace
-from penstock.topics.work import PLAIN_FIELDS, Work
+from penstock.topics.work import DEFAULT_CONCURRENCY, PLAIN_FIELDS, Work
 
 __all__ = ["KeyedRunner"]
 
-DEFAULT_CONCURRENCY = 32
 _KEY_PLACE = 2
 
 

@@ -18,6 +18,7 @@ from datetime import UTC, datetime
 import msgspec
 
 from penstock.clock import SYSTEM_CLOCK
+from penstock.errors import TopicMissing
 from penstock.redis.client import Client
 from penstock.redis.codec import Codec
 from penstock.topics.bodies import SHOWN_BYTES, fetch_body, show_payload
@@ -145,9 +146,12 @@ async def bury(
     id_ = await client.scripts.bury(
         dlq=keys.dlq,
         dlq_index=keys.dlq_index,
+        meta=keys.meta,
         letter=index_field(message.group, message.partition, message.id.decode()),
         fields=fields,
     )
+    if id_ is None:
+        raise TopicMissing(message.topic)
     return id_.decode()
 
 

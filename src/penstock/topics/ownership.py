@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 import msgspec
 
-from penstock.errors import ServerError
+from penstock.errors import ServerError, TopicMissing
 from penstock.redis.client import Client
 from penstock.redis.wire import Command
 from penstock.topics.facts import Facts, read_facts
@@ -111,10 +111,13 @@ class Ownership:
         reply = await self._client.scripts.beat_member(
             members=keys.members(self.group),
             member_info=keys.member_info(self.group),
+            meta=keys.meta,
             member=self.name,
             about=msgspec.json.encode(self._about),
             ttl_ms=round(self._ttl_s * 1000),
         )
+        if reply is None:
+            raise TopicMissing(self.topic)
         return {
             name.decode(): read_member(about)
             for name, about in zip(reply[::2], reply[1::2], strict=True)

@@ -58,7 +58,8 @@ class Recovery:
     async def retries(self, held: Held) -> None:
         """Queue failed messages again when they are due, until the partition closes."""
         while not held.closing:
-            wait_s, lefts = await held.due(_PAGE + len(held.returning))
+            held.retry_at, most = None, _PAGE + len(held.returning)
+            wait_s, lefts = await held.due(most)
             again: list[Item] = []
             for left in lefts:
                 if left.id not in held.returning:
@@ -67,11 +68,12 @@ class Recovery:
                     again += [] if message is None else [message]
             if again:
                 held.put(again)
-            await self._until_due(held, wait_s)
+            await self._until_due(held, _LOOK_FOR_ROOM_S if len(lefts) == most else wait_s)
 
     async def _until_due(self, held: Held, wait_s: float | None) -> None:
-        now = time.monotonic()
-        held.retry_at = now + min(_LOOK_EVERY_S if wait_s is None else wait_s, _LOOK_EVERY_S)
+        """Wait for the next retry, be it noted while the server was asked."""
+        at = time.monotonic() + min(_LOOK_EVERY_S if wait_s is None else wait_s, _LOOK_EVERY_S)
+        held.retry_at = at if held.retry_at is None else min(at, held.retry_at)
         while not held.closing and (rest := held.retry_at - time.monotonic()) > 0:
             held.retries_changed.clear()
             with suppress(TimeoutError):

@@ -36,11 +36,12 @@ from penstock.topics.retries import (
 )
 from penstock.topics.subscription import Subscription
 
-__all__ = ["PLAIN_FIELDS", "Work"]
+__all__ = ["DEFAULT_CONCURRENCY", "PLAIN_FIELDS", "Work"]
 
 logger = logging.getLogger(__name__)
 quiet = RateLimitedLog(logger)
 
+DEFAULT_CONCURRENCY = 32
 PLAIN_FIELDS = 6
 """Most names and values of an entry that needs no second look: payload, key and headers."""
 
@@ -66,7 +67,8 @@ class Work:
         self.threads: ThreadPoolExecutor | None = None
         if not handler.is_async:
             self.threads = ThreadPoolExecutor(
-                subscription.concurrency, thread_name_prefix=f"penstock {handler.name}"
+                subscription.concurrency or DEFAULT_CONCURRENCY,
+                thread_name_prefix=f"penstock {handler.name}",
             )
         self.invoke: Callable[[Any], Awaitable[Any]] = self._limited(self._in_loop())
         """Runs the handler on a message (a list of them for a batch)."""
@@ -163,14 +165,14 @@ class Work:
         begun = await held.begin([message])
         held.returning.discard(message.id)
         if not begun:
-            held.history.pop(message.id, None)
+            self.succeeded(held, message)  # trimmed away, or settled by somebody else
             return None
         return await self.handle(held, message)
 
     @staticmethod
     def _passes_over(held: Held, fields: Fields) -> bool:
         """Whether the entry never reaches a handler: a marker, or meant for another group."""
-        if field_of(fields, BARRIER) is not None:
+        if fields[0] == BARRIER:
             return True
         target = field_of(fields, TARGET_GROUP)
         return target is not None and target != held.source.group.encode()
@@ -197,7 +199,14 @@ class Work:
     async def _give_up(
         self, held: Held, message: Message, verdict: GiveUp, failures: tuple[Failure, ...]
     ) -> None:
-        """First the dead letter, then the acknowledgement: a crash between repeats the first."""
+        """First the dead letter, then the acknowledgement: a crash between repeats the first.
+
+        The dead letters are in another place than the partition, where no script can compare the
+        epoch; so it is compared right before.
+        """
+        await held.surely("renew", held.renew)
+        if held.lost:
+            return
         await held.surely(
             "bury",
             lambda: bury(

@@ -21,11 +21,13 @@ local owner = redis.call('GET', KEYS[1])
 if owner and owner ~= ARGV[2] then
   if owner ~= ARGV[5] or redis.call('PTTL', KEYS[1]) <= tonumber(ARGV[3]) then return 0 end
 end
-local next = epoch + 1
-redis.call('HSET', KEYS[2], ARGV[1], next)
+-- Never an epoch that was there before, even if the group, the topic or the server began anew.
+local time = redis.call('TIME')
+local next = math.max(epoch + 1, time[1] * 1000 + math.floor(time[2] / 1000))
+redis.call('HSET', KEYS[2], ARGV[1], string.format('%.0f', next))
 redis.call('SET', KEYS[1], ARGV[2], 'PX', ARGV[3])
 redis.call('DEL', ARGV[4] .. epoch)
-local fence = ARGV[4] .. next
+local fence = ARGV[4] .. string.format('%.0f', next)
 redis.call('XGROUP', 'CREATE', fence, ARGV[1], '$', 'MKSTREAM')
 redis.call('PEXPIRE', fence, ARGV[3])
 return next

@@ -4,12 +4,15 @@
 --
 -- KEYS[1]  ZSET  the group's consumers by last heartbeat in server ms
 -- KEYS[2]  HASH  from consumer to what it says of itself
+-- KEYS[3]  HASH  the topic's facts
 -- ARGV[1]  str   consumer
 -- ARGV[2]  str   what it says of itself, as JSON
 -- ARGV[3]  int   ms of silence after which a consumer counts as dead
 --
 -- Returns  list  consumer, what it says of itself; the next consumer, …: in the order of names
+--          nil   the topic was deleted; nothing written
 
+if redis.call('EXISTS', KEYS[3]) == 0 then return false end
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
 local function forget(members)

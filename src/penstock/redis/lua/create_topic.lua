@@ -19,10 +19,13 @@ if not count then
   count = ARGV[1]
   redis.call('HSET', KEYS[1], 'partitionCount', count)
 end
--- A topic of the Java library has no more than its number of partitions.
-redis.call('HSETNX', KEYS[1], 'generation', 1)
-redis.call('HSETNX', KEYS[1], 'life', ARGV[2])
-redis.call('HSETNX', KEYS[1], 'createdAt', now)
+-- A topic of the Java library has no more than its number of partitions. Where all is there
+-- nothing is written, so that facts can be read from a full server.
+if redis.call('HEXISTS', KEYS[1], 'life') == 0 then
+  redis.call('HSETNX', KEYS[1], 'generation', 1)
+  redis.call('HSETNX', KEYS[1], 'createdAt', now)
+  redis.call('HSET', KEYS[1], 'life', ARGV[2])
+end
 if ARGV[3] ~= '' then redis.call('HSET', KEYS[1], 'options', ARGV[3], 'updatedAt', now) end
 local facts = redis.call('HMGET', KEYS[1], 'generation', 'life', 'growing', 'switchAt', 'options')
 local switch = 0
