@@ -191,8 +191,7 @@ class Consumer(Service):
         logger.info("%r: taken", held)
         task = self._group.create_task(self._serve(held), name=repr(held))
         self._serving[held] = task
-        clustered = self._client.keys.cluster
-        place = held.source.partition if clustered else None
+        clustered, place = self._client.keys.cluster, self._place_of(held)
         if place not in self._readers:
             reader = self._readers[place] = Reader(
                 self._client,
@@ -227,25 +226,30 @@ class Consumer(Service):
     async def _give_up(self, held: Held) -> None:
         """Tell the server what is done and what was not begun, then let go."""
         held.close()
-        unbegun = [
+        try:
+            if not held.lost:
+                async with asyncio.timeout(_LAST_WORDS_S):
+                    await self._reader_of(held).leave_out(held)
+                    await held.settle()
+                    done = held.unsettled_ids()
+                    unbegun = [id_ for id_ in self._unbegun(held) if id_ not in done]
+                    await held.release(unbegun)
+                    logger.info("%r: given up", held)
+        except (TimeoutError, ServerError) as error:
+            logger.warning("%r: its lease has to run out: %s", held, error or "no answer")
+        finally:
+            self._runner.forget(held)
+            del self._serving[held]
+            self._ownership.helds.pop(held.source.partition, None)
+
+    def _unbegun(self, held: Held) -> list[bytes]:
+        """Ids of what was fetched and never handed to the handler."""
+        return [
             item[0]
             for chunk in (self._runner.left(held), *held.queue)
             for item in chunk
             if not isinstance(item, Message) and item[0] not in held.history
         ]
-        self._runner.forget(held)
-        try:
-            if not held.lost:
-                async with asyncio.timeout(_LAST_WORDS_S):
-                    await held.settle()
-                    done = held.unsettled_ids()
-                    await held.release([id_ for id_ in unbegun if id_ not in done])
-                    logger.info("%r: given up", held)
-        except (TimeoutError, ServerError) as error:
-            logger.warning("%r: its lease has to run out: %s", held, error or "no answer")
-        finally:
-            del self._serving[held]
-            self._ownership.helds.pop(held.source.partition, None)
 
     async def _drain(self) -> None:
         for held in list(self._serving):
@@ -264,6 +268,13 @@ class Consumer(Service):
 
     def _source(self, partition: int) -> Source:
         return Source(self.topic.name, partition, self.subscription.group, self._decode)
+
+    def _place_of(self, held: Held) -> int | None:
+        """Which reader fetches its messages: on a cluster each partition has its own."""
+        return held.source.partition if self._client.keys.cluster else None
+
+    def _reader_of(self, held: Held) -> Reader:
+        return self._readers[self._place_of(held)]
 
     def _room(self) -> None:
         for reader in self._readers.values():

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 
-from penstock.errors import CommandRefused, ServerError
+from penstock.errors import CommandRefused, PermissionRefused, ServerError
 from penstock.quiet import RateLimitedLog
 from penstock.redis.client import Client
 from penstock.redis.keys import key_slot
@@ -23,6 +25,8 @@ quiet = RateLimitedLog(logger)
 
 # Beyond the server's own limit for a blocking read, the reply may be this much on its way.
 _MARGIN_S = 5.0
+_UNBLOCK_AGAIN_S = 0.05
+_LEAST_BLOCK_S = 0.05
 
 
 class Reader:
@@ -51,12 +55,17 @@ class Reader:
         """Set when partitions come or go, or room becomes free."""
         self.trouble: str | None = None
         self._refusals = 0
+        self._asked: Sequence[Held] = ()
+        """Partitions that the read under way names."""
+        self._answered = asyncio.Event()
+        self._connection = 0
 
     async def run(self) -> None:
         """Read until cancelled; a server that is away is waited for."""
         while True:
             try:
                 async with self._client.lease(Role.QUEUE, slot=self._slot) as wire:
+                    self._connection = await wire.call("CLIENT", "ID")
                     await self._read_for_ever(wire)
             except ServerError as error:
                 if not error.transient:
@@ -67,16 +76,30 @@ class Reader:
                 self._suspect_strays()
                 await asyncio.sleep(retry_delay_s(self._refusals))
 
+    async def leave_out(self, held: Held) -> None:
+        """Return when no read is under way that may still deliver messages of a closed partition.
+
+        What came until then is queued. Else they would be charged an attempt that nobody makes;
+        before Redis 7.2 a blocked read even outlives its fence.
+        """
+        while held in self._asked:
+            self._answered.clear()
+            wire = await self._client.wire(slot=self._slot)
+            with suppress(CommandRefused, PermissionRefused):  # then it ends by itself, later
+                await wire.call("CLIENT", "UNBLOCK", self._connection)
+            with suppress(TimeoutError):
+                # It may have come before the read: so it is repeated.
+                async with asyncio.timeout(_UNBLOCK_AGAIN_S):
+                    await self._answered.wait()
+
     async def _read_for_ever(self, wire: Wire) -> None:
         while True:
             helds = self._with_room()
             if not helds:
                 await self._until_room()
                 continue
-            reply = await self._read(wire, helds)
+            await self._read(wire, helds)
             self._refusals, self.trouble = 0, None
-            if reply:
-                self._hand_out(reply, helds)
 
     async def _until_room(self) -> None:
         self.changed.clear()
@@ -95,22 +118,31 @@ class Reader:
     def _count(self, partitions: int) -> int:
         return max(self._pace.least, min(self._pace.count, self._fetch // partitions))
 
-    async def _read(self, wire: Wire, helds: Sequence[Held]) -> Reply:
+    async def _read(self, wire: Wire, helds: Sequence[Held]) -> None:
         streams = [held.stream for held in helds]
         fences = [held.fence for held in helds]
         command: tuple[Argument, ...] = (
             *("XREADGROUP", "GROUP", self._group, CONSUMER, "COUNT", self._count(len(helds))),
-            *("BLOCK", max(1, round(self._poll_s * 1000)), "STREAMS", *streams, *fences),
+            *("BLOCK", round(self._block_s(helds) * 1000), "STREAMS", *streams, *fences),
             *([">"] * (2 * len(helds))),
         )
+        self._asked = helds
         try:
-            return await wire.call(*command, timeout_s=self._poll_s + _MARGIN_S)
+            reply = await wire.call(*command, timeout_s=self._poll_s + _MARGIN_S)
+            self._hand_out(reply or (), helds)
         except CommandRefused as error:
             if not str(error).startswith(("NOGROUP", "UNBLOCKED")):
                 raise
             # A fence is gone. Whose, the renewal of the leases tells.
             await asyncio.gather(*(held.renew() for held in helds))
-            return None
+        finally:
+            self._asked = ()
+            self._answered.set()
+
+    def _block_s(self, helds: Sequence[Held]) -> float:
+        """How long to wait for messages: no longer than the partitions are surely ours."""
+        sure_s = min(held.deadline for held in helds) - time.monotonic()
+        return max(_LEAST_BLOCK_S, min(self._poll_s, sure_s))
 
     def _hand_out(self, reply: Reply, helds: Sequence[Held]) -> None:
         by_stream = {held.stream.encode(): held for held in helds}
