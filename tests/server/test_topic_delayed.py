@@ -153,19 +153,38 @@ async def test_a_repeat_under_an_idempotency_key_waits_once(topic_client, topic)
 
 
 async def test_whoever_watches_the_topic_moves_what_a_gone_sender_left(topic_client, topic):
-    await topic.send(1, delay=0.1)
-    await topic.close()
-    async with Mover(topic_client, look_s=0.05) as mover:
+    async with Mover(topic_client) as mover:
         mover.watch("later", 4)
-        await eventually_arrived(topic_client, 1)
-        await topic.send(2, delay=0.1)
-        await topic.close()
-        await eventually_arrived(topic_client, 2)
-        assert mover.moved >= 1
+        for turn in range(1, 6):
+            sent_ms = await server_ms(topic_client)
+            await topic.send(turn, delay=0.2)
+            await topic.close()
+            found = await eventually_arrived(topic_client, turn)
+            assert 200 <= max(at_ms for at_ms, _ in found) - sent_ms <= 200 + LATEST_MS
+        assert mover.moved == 5
+
+
+async def test_of_a_deleted_topic_nothing_comes_back(topic_client, topic):
+    await topic.send(1, delay=0.1)
+    for index in range(4):
+        await topic_client.call("DEL", topic_client.keys.partition("later", index).stream)
+    due_ms = await server_ms(topic_client) + 200
+    async with Mover(topic_client) as mover:
+        mover.watch("later", 4)
+        await eventually(lambda: mover_has_looked(topic_client, due_ms))
+        assert mover.moved == 0
+    assert await left_waiting(topic_client) == 1
+    for index in range(4):
+        stream = topic_client.keys.partition("later", index).stream
+        assert await topic_client.call("EXISTS", stream) == 0
+
+
+async def mover_has_looked(client, after_ms):
+    return await server_ms(client) > after_ms
 
 
 async def test_many_movers_store_each_message_once(topic_client, topic):
-    movers = [Mover(topic_client, look_s=0.01) for _ in range(4)]
+    movers = [Mover(topic_client) for _ in range(4)]
     for mover in movers:
         mover.watch("later", 4)
         await mover.start()
@@ -214,7 +233,7 @@ async def test_a_mover_survives_a_server_that_goes_and_forgets_its_scripts(
 
 async def test_a_mover_ends_with_the_client(valkey_server, namespace):
     async with Client(settings_for(valkey_server.url, namespace)) as client:
-        mover = Mover(client, look_s=0.01)
+        mover = Mover(client)
         mover.watch("later", 1)
         await mover.start()
     await mover.wait()

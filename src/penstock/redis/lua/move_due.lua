@@ -6,8 +6,10 @@
 -- KEYS[4]  ZSET    names of large bodies
 -- ARGV[1]  int     most messages to move
 --
--- Returns  list  how many were moved, ms until the next is due (-1: none is waiting)
+-- Returns  list  how many were moved, ms until the next is due (-1: none is waiting, or no topic)
 
+-- Of a topic that is being deleted nothing may come back.
+if redis.call('EXISTS', KEYS[1]) == 0 then return {0, -1} end
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
 local due = redis.call('ZRANGEBYSCORE', KEYS[2], '-inf', now, 'LIMIT', 0, ARGV[1])
