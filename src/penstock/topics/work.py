@@ -8,6 +8,7 @@ import logging
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from penstock.clock import SYSTEM_CLOCK
 from penstock.errors import DecodeError
@@ -40,6 +41,9 @@ __all__ = ["DEFAULT_CONCURRENCY", "PLAIN_FIELDS", "Work"]
 
 logger = logging.getLogger(__name__)
 quiet = RateLimitedLog(logger)
+
+# Shared by all consumers of a client: a crash takes them all down.
+_locks: WeakKeyDictionary[Client, asyncio.Lock] = WeakKeyDictionary()
 
 DEFAULT_CONCURRENCY = 32
 PLAIN_FIELDS = 6
@@ -76,6 +80,7 @@ class Work:
         self.direct = handler.direct if quick else None
         """The handler itself, where payloads are all it takes and nothing has to be around it."""
         self._client = client
+        self._alone = _locks.setdefault(client, asyncio.Lock())
 
     def close(self) -> None:
         if self.threads is not None:
@@ -162,12 +167,30 @@ class Work:
         if message.attempt > self.policy.max_attempts:
             await self._give_up(held, message, *self._crash_verdict(held, message))
             return None
+        if not self._is_suspect(held, message):
+            return await self._begin(held, message)
+        async with self._alone:
+            return None if held.closing else await self._begin(held, message)
+
+    async def _begin(self, held: Held, message: Message) -> float | None:
+        """Count the attempt, then make it."""
         begun = await held.begin([message])
         held.returning.discard(message.id)
         if not begun:
             self.succeeded(held, message)  # trimmed away, or settled by somebody else
             return None
         return await self.handle(held, message)
+
+    def _is_suspect(self, held: Held, message: Message) -> bool:
+        """Whether this is the last attempt, and nobody saw how the one before ended.
+
+        Perhaps the message took its process down, perhaps one that ran beside it did. Only one
+        such runs at a time, so that the next crash convicts none but the guilty.
+        """
+        if message.attempt != self.policy.max_attempts:
+            return False
+        failures = held.history.get(message.id, ())
+        return not failures or failures[-1].attempt < message.attempt - 1
 
     @staticmethod
     def _passes_over(held: Held, fields: Fields) -> bool:

@@ -221,6 +221,14 @@ class Crew:
 
         await eventually(shared, within_s, what="the workers to share the partitions")
 
+    async def owned_by(self, hands: set[Hand], within_s: float = 15.0) -> None:
+        """Wait until these workers own every partition, and nobody else owns any."""
+
+        async def taken():
+            return set((await self.owners()).values()) <= hands
+
+        await eventually(taken, within_s, what="these workers to own all partitions")
+
     # ---- the producer
 
     async def send(self, key: str | None = None, *, at: str = "", **orders) -> str | None:
@@ -357,6 +365,8 @@ class Crew:
             "max_attempts": self.max_attempts,
             "groups": {self.group},
             "attempt_gaps": True,
+            # The messages of a batch are handled by one call.
+            "waive": {"I06"} if self.options["handler"] == "handle_batch" else (),
             **rules,
         }
         return check(history, **rules)

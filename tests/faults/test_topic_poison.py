@@ -1,0 +1,103 @@
+"""A message that takes its process down goes to the dead letters; the others get through."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from penstock.testing.eventually import eventually
+
+
+async def keep_alive(crew):
+    """Hire another worker for each that dies, as a supervisor does."""
+
+    def dead():
+        return next((hand for hand in living if hand.code is not None), None)
+
+    living = list(crew.hands)
+    while True:
+        victim = await eventually(dead, 600)
+        crew.nemesis.write("lose", victim=victim.actor)
+        living.remove(victim)
+        living += await crew.hire()
+
+
+async def run_to_the_end(crew):
+    """Let two supervised workers go on until all is settled; the dead letters."""
+    await crew.hire(2)
+    supervisor = asyncio.create_task(keep_alive(crew))
+    await crew.drained(40)
+    supervisor.cancel()
+    await crew.dismiss()
+    verdict = await crew.verdict()
+    assert verdict.ok, str(verdict)
+    page = await crew.topic.dead_letters.list()
+    return verdict, [(letter.message_id, letter.reason, letter.attempts) for letter in page.letters]
+
+
+def make_poison_crew(make_crew, server, **options):
+    return make_crew(
+        server.url,
+        **{"partitions": 4, "max_attempts": 3, "topics": {"lease_ttl_s": 0.4}, **options},
+    )
+
+
+@pytest.mark.parametrize(
+    ("ordering", "how", "handler"),
+    [
+        ("partition", "exit", "handle"),
+        ("partition", "segfault", "handle_in_thread"),
+        ("partition", "kill", "handle_batch"),
+        ("key", "exit", "handle"),
+        ("none", "kill", "handle"),
+    ],
+)
+async def test_poison_is_buried_as_crashed_and_all_others_are_handled(
+    make_crew, valkey_server, ordering, how, handler
+):
+    options = {"batch": 10} if handler == "handle_batch" else {}
+    crew = make_poison_crew(
+        make_crew,
+        valkey_server,
+        subscription={"ordering": ordering, **options},
+        handler=handler,
+        work_s=0.005,
+    )
+    async with crew:
+        for number in range(40):
+            await crew.send(f"key-{number % 20}")
+        poison = await crew.send("poison", **{how: True})
+        for number in range(160):
+            await crew.send(f"key-{number % 20}")
+        verdict, letters = await run_to_the_end(crew)
+        assert letters == [(poison, "crashed", 3)]
+        assert verdict.counts.finished == 200
+
+
+async def test_innocents_that_run_beside_poison_survive_it(make_crew, valkey_server):
+    """They are in the midst of their work at every crash, in other partitions of the process."""
+    crew = make_poison_crew(make_crew, valkey_server, subscription={"max_partitions": 4})
+    async with crew:
+        poison = await crew.send(crew.key_in(0), exit=True)
+        for partition in (1, 2, 3):
+            await crew.send(crew.key_in(partition), pause=0.1)
+        verdict, letters = await run_to_the_end(crew)
+        assert letters == [(poison, "crashed", 3)]
+        assert verdict.counts.finished == 3
+
+
+async def test_poison_among_many_keys_loses_no_innocent(make_crew, valkey_server):
+    """Thirty-two handlers run at once; each crash interrupts all of them."""
+    crew = make_poison_crew(
+        make_crew, valkey_server, partitions=1, subscription={"ordering": "key"}
+    )
+    async with crew:
+        for number in range(20):
+            await crew.send(f"key-{number}", pause=0.1)
+        poison = await crew.send("poison", exit=True)
+        for number in range(20, 40):
+            await crew.send(f"key-{number}", pause=0.1)
+        verdict, letters = await run_to_the_end(crew)
+        assert letters == [(poison, "crashed", 3)]
+        assert verdict.counts.finished == 40
