@@ -165,6 +165,20 @@ async def test_a_batch_cut_short_tells_the_truth_about_every_message(
         assert sorted(map(int, payloads)) == list(range(len(stored)))
 
 
+async def test_a_batch_on_a_client_that_is_closed_meanwhile_ends(valkey_server, namespace):
+    async with topic_on(valkey_server.url, namespace) as (topic, client):
+        sending = asyncio.create_task(topic.send_batch(range(50_000)))
+        await eventually(lambda: stored_on(valkey_server, client))
+        await client.close()
+        with pytest.raises(SendBatchFailed) as caught:
+            await sending
+        outcomes = caught.value.outcomes
+        ids = [outcome for outcome in outcomes if isinstance(outcome, str)]
+        assert ids
+        assert set(ids) <= set(stored_on(valkey_server, client))
+        assert len(outcomes) == 50_000
+
+
 async def test_a_link_that_takes_nothing_more_makes_senders_wait_instead_of_filling_memory(
     shaky, valkey_server, namespace
 ):

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from penstock.errors import PenstockError, Rejected, SendBatchFailed, ServerError, TopicMissing
+from penstock.errors import PenstockError, Rejected, SendBatchFailed, TopicMissing
 from penstock.redis.wire import Reply
 from penstock.topics.facts import Facts
 from penstock.topics.lanes import ELSEWHERE, Lane, message_id
@@ -79,38 +79,44 @@ class _Batch:
             self._failure = error
             return
         self._next = end
-        for lane, (commands, places) in collected.items():
-            replies = await sender.route.begin(lane, commands)
-            chunk.append(_Part(lane, commands, places, replies))
         self._under_way.append(chunk)
+        for lane, (commands, places) in collected.items():
+            try:
+                replies = await sender.route.begin(lane, commands)
+            except PenstockError as error:
+                self._note(places, [error] * len(places))
+                return
+            chunk.append(_Part(lane, commands, places, replies))
 
     def _collect(self, facts: Facts) -> tuple[int, dict[Lane, tuple[list[bytes], list[int]]]]:
         """Encode the next chunk; where it ends, and its commands by partition."""
         sender, messages, key_of = self._sender, self._messages, self._key
         encode, entry = sender.encode, sender.entry
         collected: dict[Lane, tuple[list[bytes], list[int]]] = {}
-        place, size = self._next, 0
-        end = min(place + _CHUNK, len(messages))
-        while place < end and size < _CHUNK_BYTES:
+        size, end = 0, min(self._next + _CHUNK, len(messages))
+        for place in range(self._next, end):
             payload, key, headers = messages[place], None, None
             if type(payload) is Outgoing:
                 payload, key, headers = payload.payload, payload.key, payload.headers
             if key is None and key_of is not None:
                 key = key_of(payload)
-            data = encode(payload)
-            lane, command = entry(facts, data, key, headers)
-            part = collected.get(lane)
-            if part is None:
+            lane, command = entry(facts, encode(payload), key, headers)
+            if (part := collected.get(lane)) is None:
                 part = collected[lane] = ([], [])
             part[0].append(command)
             part[1].append(place)
-            size += len(data)
-            place += 1
-        return place, collected
+            size += len(command)
+            if size > _CHUNK_BYTES:
+                return place + 1, collected
+        return end, collected
 
     async def _finish_chunk(self) -> None:
         for part in self._under_way.popleft() if self._under_way else ():
-            refused = self._note(part.places, await part.replies)
+            try:
+                replies = await part.replies
+            except PenstockError as error:
+                replies = [error] * len(part.places)
+            refused = self._note(part.places, replies)
             if refused and self._failure is None:
                 # What is still on its way may be refused, too: it is next, before anything new.
                 self._draining = True
@@ -134,7 +140,7 @@ class _Batch:
             elif reply is None:
                 outcomes[place] = TopicMissing(self._sender.topic)
                 refused.append(place)
-            elif isinstance(reply, ServerError):
+            elif isinstance(reply, PenstockError):
                 outcomes[place] = reply
                 if isinstance(reply, ELSEWHERE):
                     refused.append(place)
