@@ -28,8 +28,11 @@ local function is_before(one, other)
   local other_ms, other_seq = numbers(other)
   return ms < other_ms or (ms == other_ms and seq < other_seq)
 end
+-- The highest number that may follow the milliseconds; a group may stand at it.
+local LAST = 18446744073709551615
 local function after(id)
   local ms, seq = numbers(id)
+  if seq >= LAST then return string.format('%.0f-0', ms + 1) end
   return string.format('%.0f-%.0f', ms, seq + 1)
 end
 
@@ -76,14 +79,22 @@ elseif excess > 0 then
   end
 end
 
-if ARGV[4] ~= '0' and redis.call('XLEN', KEYS[1]) > tonumber(ARGV[4]) then
-  if needed then dropped = dropped + drop_before(needed) end
-  local gone = redis.call('XTRIM', KEYS[1], 'MAXLEN', '=', ARGV[4])
-  dropped = dropped + gone
-  if needed and gone > 0 then
-    lost = gone
-    redis.call('HINCRBY', KEYS[2], 'lost', lost)
+excess = 0
+if ARGV[4] ~= '0' then excess = redis.call('XLEN', KEYS[1]) - ARGV[4] end
+if excess > 0 then
+  lost = needed and excess or 0
+  if needed then
+    if excess > ONE_BY_ONE then
+      lost = lost - redis.call('XTRIM', KEYS[1], 'MINID', '~', needed, 'LIMIT', excess)
+    end
+    -- No more than a node of the stream by now.
+    if lost > 0 then
+      lost = lost - #redis.call('XRANGE', KEYS[1], '-', '(' .. needed, 'COUNT', lost)
+    end
   end
+  redis.call('XTRIM', KEYS[1], 'MAXLEN', '=', ARGV[4])
+  dropped = dropped + excess
+  if lost > 0 then redis.call('HINCRBY', KEYS[2], 'lost', lost) end
 end
 
 for _, member in ipairs(redis.call('ZRANGE', KEYS[3], 0, ONE_BY_ONE - 1)) do
