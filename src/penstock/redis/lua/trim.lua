@@ -79,13 +79,13 @@ elseif excess > 0 then
   end
 end
 
-excess = 0
-if ARGV[4] ~= '0' then excess = redis.call('XLEN', KEYS[1]) - ARGV[4] end
-if excess > 0 then
-  lost = needed and excess or 0
+local above = 0
+if ARGV[4] ~= '0' then above = redis.call('XLEN', KEYS[1]) - ARGV[4] end
+if above > 0 then
+  lost = needed and above or 0
   if needed then
-    if excess > ONE_BY_ONE then
-      lost = lost - redis.call('XTRIM', KEYS[1], 'MINID', '~', needed, 'LIMIT', excess)
+    if above > ONE_BY_ONE then
+      lost = lost - redis.call('XTRIM', KEYS[1], 'MINID', '~', needed, 'LIMIT', above)
     end
     -- No more than a node of the stream by now.
     if lost > 0 then
@@ -93,7 +93,7 @@ if excess > 0 then
     end
   end
   redis.call('XTRIM', KEYS[1], 'MAXLEN', '=', ARGV[4])
-  dropped = dropped + excess
+  dropped = dropped + above
   if lost > 0 then redis.call('HINCRBY', KEYS[2], 'lost', lost) end
 end
 
