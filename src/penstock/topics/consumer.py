@@ -26,6 +26,7 @@ from penstock.topics.pace import Pace
 from penstock.topics.reader import Reader
 from penstock.topics.recovery import Recovery
 from penstock.topics.retention import trim_partition
+from penstock.topics.room import Room
 from penstock.topics.runners import SerialRunner
 from penstock.topics.subscription import Subscription
 from penstock.topics.work import Work
@@ -37,6 +38,7 @@ quiet = RateLimitedLog(logger)
 
 # A consumer that is cut short has this long to tell the server what it has done.
 _LAST_WORDS_S = 2.0
+ONE_READER, POLLING = -1, -2
 
 
 class Runner(Protocol):
@@ -85,7 +87,10 @@ class Consumer(Service):
         self.when_known: Callable[[str, int], object] | None = None
         """Called with the topic and its number of partitions when these are known, or change."""
         self._trouble: str | None = "has not begun yet"
-        self._readers: dict[int | None, Reader] = {}
+        self._room_for = subscription.max_inflight or topic.client.settings.topics.max_inflight
+        self._room = Room(self._room_for)
+        self._places: dict[int, int] = {}
+        self._readers: dict[int, Reader] = {}
         self._reading: list[asyncio.Task[None]] = []
         self._serving: dict[Held, asyncio.Task[None]] = {}
 
@@ -118,12 +123,13 @@ class Consumer(Service):
                     helpers += [
                         group.create_task(keyed.slot(number)) for number in range(keyed.slots)
                     ]
-                self._recovery = Recovery(work, self._runner, barriers, self._room)
+                self._recovery = Recovery(work, self._runner, barriers, self._readable)
                 self._ownership = Ownership(
                     self._client,
                     self.topic.name,
                     self.subscription,
                     self.counts,
+                    self._room,
                     self._source,
                     self._began,
                 )
@@ -191,17 +197,17 @@ class Consumer(Service):
         logger.info("%r: taken", held)
         task = self._group.create_task(self._serve(held), name=repr(held))
         self._serving[held] = task
-        clustered, place = self._client.keys.cluster, self._place_of(held)
+        place = self._place_of(held)
         if place not in self._readers:
             reader = self._readers[place] = Reader(
                 self._client,
                 self.subscription.group,
-                lambda: [one for one in self._serving if place in {None, one.source.partition}],
+                lambda: [one for one in self._serving if self._place_of(one) == place],
                 self._pace,
-                max_inflight=self.subscription.max_inflight
-                or self._client.settings.topics.max_inflight,
-                poll_s=self._client.settings.worker.poll_s,
-                slot_key=held.stream if clustered else None,
+                room=self._room,
+                group_gone=self._ownership.register_again,
+                slot_key=None if place in {ONE_READER, POLLING} else held.stream,
+                poll=place == POLLING,
             )
             self._reading.append(self._group.create_task(reader.run(), name=f"{self.name} read"))
 
@@ -235,10 +241,11 @@ class Consumer(Service):
                     unbegun = [id_ for id_ in self._unbegun(held) if id_ not in done]
                     await held.release(unbegun)
                     logger.info("%r: given up", held)
-        except (TimeoutError, ServerError) as error:
+        except (TimeoutError, PenstockError) as error:
             logger.warning("%r: its lease has to run out: %s", held, error or "no answer")
         finally:
             self._runner.forget(held)
+            held.drop(held.buffered)
             del self._serving[held]
             self._ownership.helds.pop(held.source.partition, None)
 
@@ -269,16 +276,30 @@ class Consumer(Service):
     def _source(self, partition: int) -> Source:
         return Source(self.topic.name, partition, self.subscription.group, self._decode)
 
-    def _place_of(self, held: Held) -> int | None:
-        """Which reader fetches its messages: on a cluster each partition has its own."""
-        return held.source.partition if self._client.keys.cluster else None
+    def _place_of(self, held: Held) -> int:
+        """Which reader fetches its messages.
+
+        On one server one command reads all partitions. On a cluster it takes one for each, so as
+        many as there are connections for wait on the server; the others are asked in turn.
+        """
+        if not self._client.keys.cluster:
+            return ONE_READER
+        partition = held.source.partition
+        if partition not in self._places:
+            own = sum(place != POLLING for place in self._places.values())
+            # Half of the connections that may wait are for others; and with little room, one
+            # partition that waits for messages would keep it from those that have some.
+            scarce = self._room_for < self._client.settings.topics.fetch
+            waits = own < self._client.settings.pools.queue // 2 and not scarce
+            self._places[partition] = partition if waits else POLLING
+        return self._places[partition]
 
     def _reader_of(self, held: Held) -> Reader:
         return self._readers[self._place_of(held)]
 
-    def _room(self) -> None:
-        for reader in self._readers.values():
-            reader.changed.set()
+    async def _readable(self, held: Held) -> None:
+        """Read new messages of a partition, now that all earlier ones are queued."""
+        await self._reader_of(held).look_again()
 
     def _note(self, error: PenstockError) -> None:
         self._trouble = str(error)

@@ -11,32 +11,24 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-import msgspec
-
-from penstock.errors import ServerError, TopicMissing
+from penstock.errors import LeaseLost, ServerError, TopicMissing
 from penstock.quiet import RateLimitedLog
-from penstock.redis.client import Client
-from penstock.redis.keys import PartitionKeys
-from penstock.redis.wire import Argument, Reply
 from penstock.runtime.backoff import retry_delay_s
-from penstock.topics.message import Fields, Message, Source
+from penstock.topics.claim import Claim, Left
+from penstock.topics.message import Message
 from penstock.topics.retries import Failure
+from penstock.topics.room import Room
 
-__all__ = ["CONSUMER", "Counts", "Held", "Item", "Left"]
+__all__ = ["Counts", "Held", "Item"]
 
 logger = logging.getLogger(__name__)
 quiet = RateLimitedLog(logger)
 
 T = TypeVar("T")
 
-CONSUMER = "penstock"
-"""The name under which all messages are pending: the lease says whose they are, so no names of
-dead consumers pile up in the group."""
-
 Item = list[Any] | Message
 """An entry as it was read; or a message whose next attempt has to be counted before it begins."""
 
-STALE = -1
 _MOST_AT_ONCE = 1_000
 
 
@@ -56,39 +48,21 @@ class Counts:
     """Messages that were trimmed away while they were pending."""
 
 
-class Left(msgspec.Struct, frozen=True):
-    """A pending message as an earlier owner left it."""
-
-    id: bytes
-    attempts: int
-    wait_ms: int
-    failures: tuple[Failure, ...]
-    fields: Fields
-
-
 class Held:
     """A partition owned under one epoch, from `acquire` to `release` or to its loss."""
 
-    def __init__(
-        self,
-        client: Client,
-        source: Source,
-        *,
-        owner: str,
-        epoch: int,
-        ttl_s: float,
-        counts: Counts,
-    ) -> None:
-        self.source, self.epoch, self.owner = source, epoch, owner
-        self.keys: PartitionKeys = client.keys.partition(source.topic, source.partition)
-        self.stream = self.keys.stream
-        self.fence = self.keys.fence(source.group, epoch)
+    def __init__(self, claim: Claim, counts: Counts, room: Room) -> None:
+        self.source = claim.source
+        self.claim = claim
+        self.stream, self.fence = claim.keys.stream, claim.fence
         self.queue: deque[list[Item]] = deque()
         """Chunks that were read and not yet handled."""
         self.buffered = 0
         """Messages in `queue` and in the hands of the runner."""
         self.history: dict[bytes, tuple[Failure, ...]] = {}
         """Messages that failed or were taken over, and how attempts at them failed: first, last."""
+        self.inherited: set[bytes] = set()
+        """Messages that were taken over and not yet begun here."""
         self.returning: set[bytes] = set()
         """Messages that are queued again since their retry is due."""
         self.waits: dict[bytes, float] = {}
@@ -105,14 +79,11 @@ class Held:
         self.closing = False
         self.lost = False
         self.arrived = asyncio.Event()
-        self.freed: Callable[[], object] | None = None
-        """Called once messages have left, by whoever waits for room."""
         self.deadline = 0.0
         """Until then, by the monotonic clock, nobody else can own the partition."""
         self.when_lost: Callable[[], object] | None = None
         """Called once when the partition passes to somebody else."""
-        self._scripts, self._counts = client.scripts, counts
-        self._ttl_s = ttl_s
+        self._counts, self._room = counts, room
         self.finished: list[bytes] = []
         """Ids to be acknowledged; whoever appends calls `wake`, so that it is done soon."""
         self._finished_after_failure: list[bytes] = []
@@ -126,12 +97,17 @@ class Held:
     def __repr__(self) -> str:
         return f"<Held {self.source.topic}/{self.source.partition} epoch {self.epoch}>"
 
+    @property
+    def epoch(self) -> int:
+        return self.claim.epoch
+
     # ---- reading
 
     def put(self, chunk: list[Item]) -> None:
         """Queue what was read."""
         self.queue.append(chunk)
         self.buffered += len(chunk)
+        self._room.take(len(chunk))
         self.arrived.set()
 
     async def next_chunk(self) -> list[Item] | None:
@@ -146,8 +122,7 @@ class Held:
     def drop(self, count: int) -> None:
         """Note that messages have left the runner's hands."""
         self.buffered -= count
-        if self.freed is not None:
-            self.freed()
+        self._room.give_back(count)
 
     def close(self) -> None:
         """Begin nothing more; what is under way may end."""
@@ -194,7 +169,7 @@ class Held:
 
     def held_since(self, sent_at: float) -> None:
         """Note that the server granted or renewed the lease after `sent_at`."""
-        self.deadline = sent_at + self._ttl_s
+        self.deadline = sent_at + self.claim.ttl_s
         self._renewed.set()
 
     async def renew(self) -> None:
@@ -202,33 +177,17 @@ class Held:
         if self._released or self.lost:
             return
         sent_at = time.monotonic()
-        if await self._scripts.renew(
-            lease=self.keys.lease(self.source.group),
-            epochs=self.keys.epochs,
-            fence=self.fence,
-            group=self.source.group,
-            owner=self.owner,
-            epoch=self.epoch,
-            ttl_ms=round(self._ttl_s * 1000),
-        ):
-            self.held_since(sent_at)
-        else:
+        try:
+            await self.claim.renew()
+        except LeaseLost:
             self.lose()
+        else:
+            self.held_since(sent_at)
 
     async def release(self, unbegun: Sequence[bytes]) -> None:
         """Give the partition up. No attempt is charged for what was fetched but not begun."""
         self._released = True  # a renewal that came after it would revive the lease
-        await self._scripts.release(
-            lease=self.keys.lease(self.source.group),
-            epochs=self.keys.epochs,
-            fence=self.fence,
-            stream=self.stream,
-            group=self.source.group,
-            owner=self.owner,
-            epoch=self.epoch,
-            consumer=CONSUMER,
-            unbegun=unbegun,
-        )
+        await self.claim.release(unbegun)
 
     # ---- what becomes of messages
 
@@ -265,137 +224,47 @@ class Held:
                     raise
 
     async def _settle_now(self, failed: list[bytes], fine: list[bytes]) -> None:
-        ids = failed + fine
-        self.unsettled.update(ids)
-        await self.surely(
-            "settle",
-            lambda: self._scripts.settle(
-                epochs=self.keys.epochs,
-                stream=self.stream,
-                commit=self.keys.commit,
-                retry=self.keys.retry(self.source.group),
-                failures=self.keys.failures(self.source.group),
-                group=self.source.group,
-                epoch=self.epoch,
-                failed_before=len(failed),
-                ids=ids,
-            ),
-        )
-        self.unsettled.difference_update(ids)
+        self.unsettled.update(failed, fine)
+        await self.surely("settle", lambda: self.claim.settle(failed, fine))
+        self.unsettled.difference_update(failed, fine)
         if not self.lost:
-            self._counts.handled += len(ids)
+            self._counts.handled += len(failed) + len(fine)
 
-    async def begin(self, messages: Sequence[Message]) -> list[Message]:
-        """Count an attempt at each before it is made; those that may be begun."""
-        attempts: list[Argument] = []
-        for message in messages:
-            attempts += (message.id, message.attempt)
-        begun = await self.surely(
-            "begin",
-            lambda: self._scripts.begin(
-                epochs=self.keys.epochs,
-                stream=self.stream,
-                retry=self.keys.retry(self.source.group),
-                group=self.source.group,
-                epoch=self.epoch,
-                consumer=CONSUMER,
-                attempts=attempts,
-            ),
-        )
-        allowed: set[bytes] = set(begun or ())
-        return [message for message in messages if message.id in allowed]
+    async def begin(self, message: Message) -> bool:
+        """Count an attempt before it is made; False if it is not to be made."""
+        return bool(await self.surely("begin", lambda: self.claim.begin(message)))
 
     async def retry_later(
         self, message: Message, wait_s: float, failures: tuple[Failure, ...]
     ) -> None:
         """Let the message pend until its next attempt is due."""
-        failed: list[Argument] = [
-            message.id,
-            round(wait_s * 1000),
-            msgspec.json.encode(failures),
-        ]
-        await self.surely(
-            "retry",
-            lambda: self._scripts.retry_later(
-                epochs=self.keys.epochs,
-                retry=self.keys.retry(self.source.group),
-                failures=self.keys.failures(self.source.group),
-                group=self.source.group,
-                epoch=self.epoch,
-                failed=failed,
-            ),
-        )
+        await self.surely("retry", lambda: self.claim.retry_later(message, wait_s, failures))
         if not self.lost:
             self._counts.retried += 1
 
-    # ---- what earlier owners left
-
     async def pending(self, start: str, count: int) -> list[Left]:
         """One page of what is pending, in the order of ids."""
-        reply = await self.surely(
-            "pending",
-            lambda: self._scripts.pending_page(
-                epochs=self.keys.epochs,
-                stream=self.stream,
-                retry=self.keys.retry(self.source.group),
-                failures=self.keys.failures(self.source.group),
-                group=self.source.group,
-                epoch=self.epoch,
-                start=start,
-                count=count,
-            ),
-        )
-        return [_left(row) for row in reply or ()]
+        return await self.surely("look", lambda: self.claim.pending(start, count)) or []
 
     async def due(self, count: int) -> tuple[float | None, list[Left]]:
         """Failed messages whose time has come, and seconds until the next (None: none waits)."""
-        reply = await self.surely(
-            "due",
-            lambda: self._scripts.due_retries(
-                epochs=self.keys.epochs,
-                stream=self.stream,
-                retry=self.keys.retry(self.source.group),
-                failures=self.keys.failures(self.source.group),
-                group=self.source.group,
-                epoch=self.epoch,
-                count=count,
-            ),
-        )
-        if reply is None:
-            return None, []
-        wait_ms, *rows = reply
-        return (None if wait_ms < 0 else wait_ms / 1000), [_left(row) for row in rows]
+        return await self.surely("look", lambda: self.claim.due(count)) or (None, [])
 
-    async def surely(self, what: str, ask: Callable[[], Awaitable[Reply]]) -> Reply:
-        """Ask until the server has answered: each of these may be repeated. None if lost."""
+    async def surely(self, what: str, ask: Callable[[], Awaitable[T]]) -> T | None:
+        """Ask until the server has answered: `ask` is repeated. None if the partition is lost."""
         failures = 0
         while not self.lost:
             try:
-                reply = await ask()
+                return await ask()
             except ServerError as error:
                 if not error.transient:
                     raise
                 failures += 1
                 quiet.warning(f"{self} {what}", "%r: cannot %s yet: %s", self, what, error)
                 await asyncio.sleep(retry_delay_s(failures))
-            except TopicMissing:
-                self.lose()
-            else:
-                if reply != STALE:
-                    return reply
+            except LeaseLost:
                 self._counts.refused += 1
                 self.lose()
+            except TopicMissing:
+                self.lose()
         return None
-
-
-def _left(row: Reply) -> Left:
-    id_, attempts, wait_ms, failures, fields = row
-    return Left(id_, attempts, wait_ms, read_failures(failures), fields)
-
-
-def read_failures(stored: bytes) -> tuple[Failure, ...]:
-    """How earlier attempts failed; what cannot be read says nothing."""
-    try:
-        return msgspec.json.decode(stored, type=tuple[Failure, ...]) if stored else ()
-    except msgspec.DecodeError:
-        return ()

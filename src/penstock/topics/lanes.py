@@ -130,7 +130,7 @@ class Trimmer:
 
     def __init__(self, client: Client, topic: str) -> None:
         self._client, self._topic = client, topic
-        self._retention = Retention()
+        self._retention: Retention = Retention()
         self.every = 0
         """Messages to a partition between two trims; 0: never."""
 

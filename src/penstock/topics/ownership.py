@@ -15,10 +15,12 @@ import msgspec
 from penstock.errors import ServerError, TopicMissing
 from penstock.redis.client import Client
 from penstock.redis.wire import Command
+from penstock.topics.claim import Claim
 from penstock.topics.facts import Facts, read_facts
 from penstock.topics.held import Counts, Held
 from penstock.topics.message import Source
 from penstock.topics.registration import register_group
+from penstock.topics.room import Room
 from penstock.topics.shares import Member, candidates, quota, read_member
 from penstock.topics.subscription import Subscription
 
@@ -39,6 +41,7 @@ class Ownership:
         topic: str,
         subscription: Subscription,
         counts: Counts,
+        room: Room,
         make_source: Callable[[int], Source],
         began: Callable[[Held], None],
     ) -> None:
@@ -48,7 +51,8 @@ class Ownership:
         )
         self.helds: dict[int, Held] = {}
         """Every partition that is ours, also while it is being given up."""
-        self._client, self._subscription, self._counts = client, subscription, counts
+        self._client, self._subscription = client, subscription
+        self._counts, self._room = counts, room
         self._make_source, self._began = make_source, began
         self._about = Member(
             host=socket.gethostname(),
@@ -99,6 +103,10 @@ class Ownership:
             member_info=keys.member_info(self.group),
             member=self.name,
         )
+
+    def register_again(self) -> None:
+        """Somebody deleted the group, or the server lost it: make it known next time."""
+        self._facts = None
 
     async def _register(self, facts: Facts) -> None:
         before = self._facts
@@ -172,18 +180,14 @@ class Ownership:
             dead_owner=dead_owner or "",
         )
         if epoch == _NOT_REGISTERED:
-            self._facts = None  # somebody deleted the group: it is registered again next time
+            self.register_again()
             return False
         if not epoch:
             return False
-        held = Held(
-            self._client,
-            self._make_source(index),
-            owner=self.name,
-            epoch=epoch,
-            ttl_s=self._ttl_s,
-            counts=self._counts,
+        claim = Claim(
+            self._client, self._make_source(index), owner=self.name, epoch=epoch, ttl_s=self._ttl_s
         )
+        held = Held(claim, self._counts, self._room)
         held.held_since(sent_at)
         self.helds[index] = held
         self._began(held)

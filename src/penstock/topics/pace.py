@@ -17,12 +17,15 @@ class Pace:
         self._most, self.least = most, least
         self.count = max(min(_FIRST, most), least)
         """Messages worth fetching at once from each partition."""
+        self.each_s = 0.0
+        """How long one message took of late, in its partition."""
         self.hop = 1
         """Messages worth handing to a thread at once."""
 
     def note(self, handled: int, took_s: float) -> None:
         """Learn from a chunk."""
         if handled:
+            self.each_s = took_s / handled
             self.count = max(self.least, _fitting(self.count, handled, took_s, self._most))
 
     def note_hop(self, handled: int, took_s: float) -> None:

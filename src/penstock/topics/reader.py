@@ -8,15 +8,17 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 
-from penstock.errors import CommandRefused, PermissionRefused, ServerError
+from penstock.errors import CommandRefused, PermissionRefused, PoolExhausted, ServerError
 from penstock.quiet import RateLimitedLog
 from penstock.redis.client import Client
 from penstock.redis.keys import key_slot
 from penstock.redis.node import Role
-from penstock.redis.wire import Argument, Reply, Wire
+from penstock.redis.wire import Argument, Command, Reply, Wire
 from penstock.runtime.backoff import retry_delay_s
-from penstock.topics.held import CONSUMER, Held
+from penstock.topics.claim import CONSUMER
+from penstock.topics.held import Held
 from penstock.topics.pace import Pace
+from penstock.topics.room import Room
 
 __all__ = ["Reader"]
 
@@ -27,6 +29,7 @@ quiet = RateLimitedLog(logger)
 _MARGIN_S = 5.0
 _UNBLOCK_AGAIN_S = 0.05
 _LEAST_BLOCK_S = 0.05
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.002, 0.05
 
 
 class Reader:
@@ -34,6 +37,9 @@ class Reader:
 
     The next read is under way while what came before is handled. Each read names the fences of its
     partitions: if one has passed to another consumer, the server refuses the read as a whole.
+
+    A reader that gets no connection of its own (`poll`, or the pool is exhausted) asks every few
+    milliseconds over the shared ones instead of waiting on the server.
     """
 
     def __init__(
@@ -43,18 +49,20 @@ class Reader:
         helds: Callable[[], Sequence[Held]],
         pace: Pace,
         *,
-        max_inflight: int,
-        poll_s: float,
+        room: Room,
+        group_gone: Callable[[], object],
         slot_key: str | None = None,
+        poll: bool = False,
     ) -> None:
         self._client, self._group, self._helds, self._pace = client, group, helds, pace
-        self._max_inflight, self._poll_s = max_inflight, poll_s
+        self._room, self._group_gone = room, group_gone
         self._slot = None if slot_key is None else key_slot(slot_key)
+        self._polls = poll
+        self._poll_s = client.settings.worker.poll_s
         self._fetch = client.settings.topics.fetch
-        self.changed = asyncio.Event()
-        """Set when partitions come or go, or room becomes free."""
         self.trouble: str | None = None
         self._refusals = 0
+        self._turn = 0
         self._asked: Sequence[Held] = ()
         """Partitions that the read under way names."""
         self._answered = asyncio.Event()
@@ -64,9 +72,13 @@ class Reader:
         """Read until cancelled; a server that is away is waited for."""
         while True:
             try:
+                if self._polls:
+                    await self._poll_for_ever()
                 async with self._client.lease(Role.QUEUE, slot=self._slot) as wire:
                     self._connection = await wire.call("CLIENT", "ID")
                     await self._read_for_ever(wire)
+            except PoolExhausted:
+                self._polls = True
             except ServerError as error:
                 if not error.transient:
                     raise
@@ -76,6 +88,11 @@ class Reader:
                 self._suspect_strays()
                 await asyncio.sleep(retry_delay_s(self._refusals))
 
+    async def look_again(self) -> None:
+        """Partitions came, or there is room: do not wait for a read that does not know."""
+        self._room.look_again()
+        await self._end_read(self._asked)
+
     async def leave_out(self, held: Held) -> None:
         """Return when no read is under way that may still deliver messages of a closed partition.
 
@@ -83,47 +100,38 @@ class Reader:
         before Redis 7.2 a blocked read even outlives its fence.
         """
         while held in self._asked:
+            await self._end_read(self._asked)
+
+    async def _end_read(self, asked: Sequence[Held]) -> None:
+        """Let the server answer a read at once."""
+        while asked and self._asked is asked:
             self._answered.clear()
-            wire = await self._client.wire(slot=self._slot)
-            with suppress(CommandRefused, PermissionRefused):  # then it ends by itself, later
-                await wire.call("CLIENT", "UNBLOCK", self._connection)
+            if not self._polls:
+                wire = await self._client.wire(slot=self._slot)
+                with suppress(CommandRefused, PermissionRefused):  # then it ends by itself, later
+                    await wire.call("CLIENT", "UNBLOCK", self._connection)
             with suppress(TimeoutError):
                 # It may have come before the read: so it is repeated.
                 async with asyncio.timeout(_UNBLOCK_AGAIN_S):
                     await self._answered.wait()
 
+    # ---- waiting on the server
+
     async def _read_for_ever(self, wire: Wire) -> None:
         while True:
-            helds = self._with_room()
-            if not helds:
-                await self._until_room()
-                continue
-            await self._read(wire, helds)
-            self._refusals, self.trouble = 0, None
+            helds, count = self._plan()
+            if helds:
+                await self._read(wire, helds, count)
+                self._refusals, self.trouble = 0, None
+            else:
+                await self._room.changed()
 
-    async def _until_room(self) -> None:
-        self.changed.clear()
-        for held in self._helds():
-            held.freed = self.changed.set
-        await self.changed.wait()
-        for held in self._helds():
-            held.freed = None
-
-    def _with_room(self) -> list[Held]:
-        helds = [held for held in self._helds() if held.readable and not held.closing]
-        if sum(held.buffered for held in helds) >= self._max_inflight:
-            return []
-        return [held for held in helds if held.buffered <= self._count(len(helds))]
-
-    def _count(self, partitions: int) -> int:
-        return max(self._pace.least, min(self._pace.count, self._fetch // partitions))
-
-    async def _read(self, wire: Wire, helds: Sequence[Held]) -> None:
+    async def _read(self, wire: Wire, helds: Sequence[Held], count: int) -> None:
         streams = [held.stream for held in helds]
         fences = [held.fence for held in helds]
         command: tuple[Argument, ...] = (
-            *("XREADGROUP", "GROUP", self._group, CONSUMER, "COUNT", self._count(len(helds))),
-            *("BLOCK", round(self._block_s(helds) * 1000), "STREAMS", *streams, *fences),
+            *("XREADGROUP", "GROUP", self._group, CONSUMER, "COUNT", count),
+            *("BLOCK", max(1, round(self._block_s(helds) * 1000)), "STREAMS", *streams, *fences),
             *([">"] * (2 * len(helds))),
         )
         self._asked = helds
@@ -131,23 +139,88 @@ class Reader:
             reply = await wire.call(*command, timeout_s=self._poll_s + _MARGIN_S)
             self._hand_out(reply or (), helds)
         except CommandRefused as error:
-            if not str(error).startswith(("NOGROUP", "UNBLOCKED")):
-                raise
-            # A fence is gone. Whose, the renewal of the leases tells.
-            await asyncio.gather(*(held.renew() for held in helds))
+            await self._refused(error, helds)
         finally:
             self._asked = ()
             self._answered.set()
 
     def _block_s(self, helds: Sequence[Held]) -> float:
-        """How long to wait for messages: no longer than the partitions are surely ours."""
+        """How long to wait for messages.
+
+        No longer than the partitions are surely ours, nor than those that were left out, because
+        they have enough to do, will be busy.
+        """
         sure_s = min(held.deadline for held in helds) - time.monotonic()
-        return max(_LEAST_BLOCK_S, min(self._poll_s, sure_s))
+        block_s = max(_LEAST_BLOCK_S, min(self._poll_s, sure_s))
+        busy = [held.buffered for held in self._readable() if held not in helds]
+        return min(block_s, min(busy) * self._pace.each_s) if busy else block_s
+
+    # ---- asking every now and then
+
+    async def _poll_for_ever(self) -> None:
+        pause_s = _FIRST_PAUSE_S
+        while True:
+            helds, count = self._plan()
+            if not helds:
+                await self._room.changed()
+                continue
+            found = await self._poll(helds, count)
+            self._refusals, self.trouble = 0, None
+            pause_s = _FIRST_PAUSE_S if found else min(pause_s * 2, _LONGEST_PAUSE_S)
+            await asyncio.sleep(0 if found else pause_s)
+
+    async def _poll(self, helds: Sequence[Held], count: int) -> bool:
+        head = ("XREADGROUP", "GROUP", self._group, CONSUMER, "COUNT", count, "STREAMS")
+        commands: list[Command] = [(*head, held.stream, held.fence, ">", ">") for held in helds]
+        self._asked = helds
+        try:
+            replies = await self._client.pipeline(commands)
+            for held, reply in zip(helds, replies, strict=True):
+                if not isinstance(reply, ServerError):
+                    self._hand_out(reply or (), [held])
+            for held, reply in zip(helds, replies, strict=True):
+                if isinstance(reply, CommandRefused):
+                    await self._refused(reply, [held])
+                elif isinstance(reply, ServerError):
+                    raise reply
+        finally:
+            self._asked = ()
+            self._answered.set()
+        return any(replies)
+
+    # ---- both
+
+    def _plan(self) -> tuple[list[Held], int]:
+        """From which partitions to read, and how many messages from each."""
+        readable, room = self._readable(), self._room.left
+        if not readable or room <= 0:
+            return [], 0
+        count = max(self._pace.least, min(self._pace.count, self._fetch // len(readable)))
+        wanted = [held for held in readable if held.buffered <= count]
+        if len(wanted) > room:  # some of them now, the others next time
+            self._turn += room
+            first = self._turn % len(wanted)
+            wanted = (wanted[first:] + wanted[:first])[:room]
+        return wanted, min(count, room // len(wanted)) if wanted else 0
+
+    def _readable(self) -> list[Held]:
+        return [held for held in self._helds() if held.readable and not held.closing]
 
     def _hand_out(self, reply: Reply, helds: Sequence[Held]) -> None:
         by_stream = {held.stream.encode(): held for held in helds}
         for stream, entries in reply:
             by_stream[stream].put(entries)
+
+    async def _refused(self, error: CommandRefused, helds: Sequence[Held]) -> None:
+        """A fence is gone, or the group itself. Whose fence, the renewal of the leases tells."""
+        if not str(error).startswith(("NOGROUP", "UNBLOCKED")):
+            raise error
+        await asyncio.gather(*(held.renew() for held in helds))
+        for held in helds:
+            if f"'{held.stream}'" in str(error) and not held.lost:
+                self._group_gone()
+                held.lose()
+        await asyncio.sleep(_FIRST_PAUSE_S)
 
     def _suspect_strays(self) -> None:
         """A read whose answer was lost may have delivered messages: they are looked for first."""

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from functools import partial
 from typing import Protocol
 
 from penstock.topics.barrier import Barriers
-from penstock.topics.held import Held, Item, Left
+from penstock.topics.claim import Left
+from penstock.topics.held import Held, Item
 from penstock.topics.message import Message
 from penstock.topics.work import Work
 
@@ -33,7 +34,11 @@ class Recovery:
     """Queues messages that the server counts as delivered but nobody handles."""
 
     def __init__(
-        self, work: Work, runner: Runner, barriers: Barriers, ready: Callable[[], None]
+        self,
+        work: Work,
+        runner: Runner,
+        barriers: Barriers,
+        ready: Callable[[Held], Awaitable[None]],
     ) -> None:
         self._work, self._runner, self._barriers, self._ready = work, runner, barriers, ready
         self._in_order = work.subscription.keeps_retries_in_order
@@ -49,7 +54,7 @@ class Recovery:
         while not held.closing:
             held.strayed.clear()
             held.readable = True
-            self._ready()
+            await held.surely("read on", lambda: self._ready(held))
             await held.strayed.wait()
             if not held.closing:
                 known = self._known(held)
@@ -99,6 +104,7 @@ class Recovery:
         message = self._work.recovered(held, left)
         if message is not None:
             self._work.counts.recovered += 1
+            held.inherited.add(left.id)
             if left.wait_ms:
                 held.waits[left.id] = left.wait_ms / 1000
         return message

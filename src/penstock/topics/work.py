@@ -16,9 +16,10 @@ from penstock.quiet import RateLimitedLog
 from penstock.redis.client import Client
 from penstock.topics.barrier import Barriers
 from penstock.topics.bodies import fetch_body
+from penstock.topics.claim import Left
 from penstock.topics.handlers import Handler
-from penstock.topics.held import Counts, Held, Item, Left
-from penstock.topics.letters import bury
+from penstock.topics.held import Counts, Held, Item
+from penstock.topics.letters import bury, index_field
 from penstock.topics.message import (
     BARRIER,
     PAYLOAD,
@@ -164,6 +165,10 @@ class Work:
     async def _again(self, held: Held, message: Message) -> float | None:
         if self._passes_over(held, message.fields):
             return await self.special(held, [message.id, message.fields])
+        if message.id in held.inherited and await self._is_buried(held, message):
+            self.counts.dead += 1
+            self.succeeded(held, message)
+            return None
         if message.attempt > self.policy.max_attempts:
             await self._give_up(held, message, *self._crash_verdict(held, message))
             return None
@@ -174,12 +179,20 @@ class Work:
 
     async def _begin(self, held: Held, message: Message) -> float | None:
         """Count the attempt, then make it."""
-        begun = await held.begin([message])
+        begun = await held.begin(message)
         held.returning.discard(message.id)
         if not begun:
             self.succeeded(held, message)  # trimmed away, or settled by somebody else
             return None
         return await self.handle(held, message)
+
+    async def _is_buried(self, held: Held, message: Message) -> bool:
+        """Whether an earlier owner got as far as the dead letter, and crashed then."""
+        held.inherited.discard(message.id)
+        index = self._client.keys.topic(message.topic).dlq_index
+        place = index_field(message.group, message.partition, message.id.decode())
+        found = await held.surely("look", lambda: self._client.call("HEXISTS", index, place))
+        return bool(found)
 
     def _is_suspect(self, held: Held, message: Message) -> bool:
         """Whether this is the last attempt, and nobody saw how the one before ended.

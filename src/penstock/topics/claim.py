@@ -1,0 +1,181 @@
+"""What the owner of a partition says to the server: every word carries its epoch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from penstock.errors import LeaseLost
+from penstock.redis.client import Client
+from penstock.redis.keys import PartitionKeys
+from penstock.redis.wire import Argument, Reply
+from penstock.topics.message import Fields, Message, Source
+from penstock.topics.retries import Failure
+
+__all__ = ["CONSUMER", "Claim", "Left"]
+
+CONSUMER = "penstock"
+"""The name under which all messages are pending: the lease says whose they are, so no names of
+dead consumers pile up in the group."""
+
+_STALE = -1
+
+
+class Left(msgspec.Struct, frozen=True):
+    """A pending message as an earlier owner left it."""
+
+    id: bytes
+    attempts: int
+    wait_ms: int
+    """Until its retry is due, 1 if it is; 0 if it did not fail."""
+    failures: tuple[Failure, ...]
+    fields: Fields
+    """None, if it is not in the stream any more."""
+
+
+class Claim:
+    """One ownership of one partition by one member of a group, under one epoch.
+
+    Each call is one script that compares the epoch first. An owner whose epoch is over gets
+    `LeaseLost`, and nothing is written. All of them may be repeated.
+    """
+
+    def __init__(
+        self, client: Client, source: Source, *, owner: str, epoch: int, ttl_s: float
+    ) -> None:
+        self.source, self.owner, self.epoch, self.ttl_s = source, owner, epoch, ttl_s
+        self.keys: PartitionKeys = client.keys.partition(source.topic, source.partition)
+        self.fence = self.keys.fence(source.group, epoch)
+        self._scripts = client.scripts
+        self._lease = self.keys.lease(source.group)
+        self._retry = self.keys.retry(source.group)
+        self._failures = self.keys.failures(source.group)
+
+    async def renew(self) -> None:
+        """Hold the partition for another `ttl_s`."""
+        held = await self._scripts.renew(
+            lease=self._lease,
+            epochs=self.keys.epochs,
+            fence=self.fence,
+            group=self.source.group,
+            owner=self.owner,
+            epoch=self.epoch,
+            ttl_ms=round(self.ttl_s * 1000),
+        )
+        if not held:
+            raise self._lost()
+
+    async def release(self, unbegun: Sequence[bytes]) -> None:
+        """Give the partition up. No attempt is charged for what was fetched but not begun."""
+        await self._scripts.release(
+            lease=self._lease,
+            epochs=self.keys.epochs,
+            fence=self.fence,
+            stream=self.keys.stream,
+            group=self.source.group,
+            owner=self.owner,
+            epoch=self.epoch,
+            consumer=CONSUMER,
+            unbegun=unbegun,
+        )
+
+    async def settle(self, failed: Sequence[bytes], fine: Sequence[bytes]) -> None:
+        """Acknowledge messages; `failed` are those that had failed before."""
+        self._check(
+            await self._scripts.settle(
+                epochs=self.keys.epochs,
+                stream=self.keys.stream,
+                commit=self.keys.commit,
+                retry=self._retry,
+                failures=self._failures,
+                group=self.source.group,
+                epoch=self.epoch,
+                failed_before=len(failed),
+                ids=[*failed, *fine],
+            )
+        )
+
+    async def begin(self, message: Message) -> bool:
+        """Count an attempt before it is made; False if the message is not pending any more."""
+        begun = self._check(
+            await self._scripts.begin(
+                epochs=self.keys.epochs,
+                stream=self.keys.stream,
+                retry=self._retry,
+                group=self.source.group,
+                epoch=self.epoch,
+                consumer=CONSUMER,
+                attempts=[message.id, message.attempt],
+            )
+        )
+        return bool(begun)
+
+    async def retry_later(
+        self, message: Message, wait_s: float, failures: tuple[Failure, ...]
+    ) -> None:
+        """Let a failed message pend until its next attempt is due."""
+        failed: list[Argument] = [message.id, round(wait_s * 1000), msgspec.json.encode(failures)]
+        self._check(
+            await self._scripts.retry_later(
+                epochs=self.keys.epochs,
+                retry=self._retry,
+                failures=self._failures,
+                group=self.source.group,
+                epoch=self.epoch,
+                failed=failed,
+            )
+        )
+
+    async def pending(self, start: str, count: int) -> list[Left]:
+        """One page of what is pending, in the order of ids."""
+        rows = self._check(
+            await self._scripts.pending_page(
+                epochs=self.keys.epochs,
+                stream=self.keys.stream,
+                retry=self._retry,
+                failures=self._failures,
+                group=self.source.group,
+                epoch=self.epoch,
+                start=start,
+                count=count,
+            )
+        )
+        return [_left(row) for row in rows]
+
+    async def due(self, count: int) -> tuple[float | None, list[Left]]:
+        """Failed messages whose time has come, and seconds until the next (None: none waits)."""
+        wait_ms, *rows = self._check(
+            await self._scripts.due_retries(
+                epochs=self.keys.epochs,
+                stream=self.keys.stream,
+                retry=self._retry,
+                failures=self._failures,
+                group=self.source.group,
+                epoch=self.epoch,
+                count=count,
+            )
+        )
+        return (None if wait_ms < 0 else wait_ms / 1000), [_left(row) for row in rows]
+
+    def _check(self, reply: Reply) -> Reply:
+        if reply == _STALE:
+            raise self._lost()
+        return reply
+
+    def _lost(self) -> LeaseLost:
+        source = self.source
+        return LeaseLost(source.topic, source.group, source.partition, self.epoch)
+
+
+def _left(row: Reply) -> Left:
+    id_, attempts, wait_ms, failures, fields = row
+    return Left(id_, attempts, wait_ms, _read_failures(failures), fields)
+
+
+def _read_failures(stored: bytes) -> tuple[Failure, ...]:
+    """How earlier attempts failed; what cannot be read says nothing."""
+    try:
+        return msgspec.json.decode(stored, type=tuple[Failure, ...]) if stored else ()
+    except msgspec.DecodeError:
+        return ()
