@@ -56,7 +56,9 @@ async def app(
 
 
 @pytest.fixture
-async def consume() -> AsyncIterator[Callable[..., Awaitable[Consumer]]]:
+async def consume(
+    open_app: Callable[..., Awaitable[Penstock]],
+) -> AsyncIterator[Callable[..., Awaitable[Consumer]]]:
     """`await consume(topic, handler, ordering="key")` starts a consumer; all stop with the test."""
     async with AsyncExitStack() as running:
 

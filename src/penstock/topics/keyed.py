@@ -9,7 +9,6 @@ from collections.abc import Callable
 
 from penstock.topics.held import Held, Item
 from penstock.topics.message import BARRIER, KEY, PAYLOAD, Fields, Message, field_of
-from penstock.topics.outcomes import handler_error
 from penstock.topics.pace import Pace
 from penstock.topics.work import DEFAULT_CONCURRENCY, PLAIN_FIELDS, Work
 
@@ -154,7 +153,7 @@ class KeyedRunner:
                     else:
                         outcome = await work.invoke(Message(source, id_, fields))
                 except BaseException as error:  # noqa: BLE001  it becomes a recorded outcome
-                    outcome = handler_error(error)
+                    outcome = work.error_of(held, [id_], error)
                 if not isinstance(outcome, Exception):
                     held.finished.append(id_)
                     held.wake()

@@ -77,7 +77,7 @@ class SerialRunner:
                         else:
                             outcome = await invoke(Message(source, id_, fields))
                     except BaseException as error:  # noqa: BLE001  it becomes a recorded outcome
-                        outcome = handler_error(error)
+                        outcome = work.error_of(held, [id_], error)
                     if outcome is None:
                         finished(id_)
                         wake()
@@ -188,7 +188,7 @@ class SerialRunner:
                 messages = [Message(held.source, *item) for item in run]
                 outcome = await work.invoke(messages)
         except BaseException as error:  # noqa: BLE001  it becomes a recorded outcome
-            outcome = handler_error(error)
+            outcome = work.error_of(held, [item[0] for item in run], error)
         if outcome is None:
             held.finished += [item[0] for item in run]
             held.wake()

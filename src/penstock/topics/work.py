@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -115,11 +115,21 @@ class Work:
             else:
                 outcome = failures_in(await self.invoke([message]), [message]).get(message)
         except BaseException as error:  # noqa: BLE001  a failure becomes a recorded outcome
-            return await self.failed(held, message, handler_error(error))
+            return await self.failed(held, message, self.error_of(held, [message.id], error))
         if outcome is None:
             self.succeeded(held, message)
             return None
         return await self.ended(held, message, outcome)
+
+    @staticmethod
+    def error_of(held: Held, ids: Iterable[bytes], error: BaseException) -> Exception:
+        """What a handler failed with. If it is cut short instead, its attempts stay charged."""
+        try:
+            return handler_error(error)
+        except BaseException:
+            for id_ in ids:
+                held.history.setdefault(id_, ())
+            raise
 
     def succeeded(self, held: Held, message: Message) -> None:
         held.done(message.id, failed_before=held.history.pop(message.id, None) is not None)
