@@ -275,7 +275,7 @@ async def test_a_reset_drops_what_is_pending_and_fences_the_owner(client, admin)
     view = await admin.lag("orders", "billing")
     assert (view.lag, view.pending, view.partitions[0].owner) == (4, 0, None)
     assert (await admin.pending("orders", "billing")).pending == []
-    gone = (keys.retry("billing"), keys.failures("billing"), keys.fence("billing", epoch))
+    gone = (keys.retry("billing"), keys.failures("billing"))
     assert await client.call("EXISTS", *gone) == 0
     assert await own(client, 0, "you") > epoch
     assert await read(client, 0, 10) == ids + (await read_all(client, 0))[3:]

@@ -23,10 +23,15 @@ if owner and owner ~= ARGV[2] then
 end
 -- Never an epoch that was there before, even if the group, the topic or the server began anew.
 local time = redis.call('TIME')
-local next = math.max(epoch + 1, time[1] * 1000 + math.floor(time[2] / 1000))
+local next = math.max(epoch + 1, time[1] * 1000000 + time[2])
+-- Before version 7 a read that waits does not notice that a key is gone, but that its group is;
+-- and a full server takes further writes after one that needs no memory.
+local last = ARGV[4] .. epoch
+if redis.call('PEXPIRE', last, 1000) == 1 then
+  redis.call('XGROUP', 'DESTROY', last, ARGV[1])
+end
 redis.call('HSET', KEYS[2], ARGV[1], string.format('%.0f', next))
 redis.call('SET', KEYS[1], ARGV[2], 'PX', ARGV[3])
-redis.call('DEL', ARGV[4] .. epoch)
 local fence = ARGV[4] .. string.format('%.0f', next)
 redis.call('XGROUP', 'CREATE', fence, ARGV[1], '$', 'MKSTREAM')
 redis.call('PEXPIRE', fence, ARGV[3])
