@@ -24,6 +24,8 @@ end
 forget(redis.call('ZRANGEBYSCORE', KEYS[1], '-inf', now - ARGV[3]))
 -- Beats from the future are from before the clock was set back; the living beat again at once.
 forget(redis.call('ZRANGEBYSCORE', KEYS[1], now + ARGV[3], '+inf'))
+-- Before version 7, a full server refuses a script whose first write needs memory.
+redis.call('ZREM', KEYS[1], ARGV[1])
 redis.call('ZADD', KEYS[1], now, ARGV[1])
 redis.call('HSET', KEYS[2], ARGV[1], ARGV[2])
 local members = redis.call('ZRANGE', KEYS[1], 0, -1)

@@ -14,6 +14,8 @@
 if redis.call('EXISTS', KEYS[3]) == 0 then return false end
 local known = redis.call('HGET', KEYS[2], ARGV[1])
 if known then return known end
+-- Before version 7, a full server refuses a script whose first write needs memory.
+redis.call('HDEL', KEYS[2], ARGV[1])
 local id = redis.call('XADD', KEYS[1], '*', unpack(ARGV, 2))
 redis.call('HSET', KEYS[2], ARGV[1], id)
 return id

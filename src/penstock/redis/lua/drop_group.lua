@@ -15,6 +15,9 @@
 --          0  it was not
 
 local known = 0
+-- Before version 7, a full server refuses a script whose first write needs memory.
+redis.call('DEL', KEYS[4], KEYS[5], KEYS[6])
+redis.call('HDEL', KEYS[3], ARGV[1])
 if redis.call('EXISTS', KEYS[1]) == 1 then
   known = redis.call('XGROUP', 'DESTROY', KEYS[1], ARGV[1])
 end
@@ -24,6 +27,4 @@ if epoch then
   redis.call('DEL', ARGV[2] .. epoch)
   redis.call('HDEL', KEYS[2], ARGV[1])
 end
-redis.call('HDEL', KEYS[3], ARGV[1])
-redis.call('DEL', KEYS[4], KEYS[5], KEYS[6])
 return known

@@ -15,9 +15,10 @@ if facts[1] == ARGV[1] and facts[2] == ARGV[2] then return 1 end
 if not facts[1] or facts[3] ~= ARGV[1] then return 0 end
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
+-- Before version 7, a full server refuses a script whose first write needs memory.
+redis.call('HDEL', KEYS[1], 'growing', 'switchAt')
 for i = 3, #ARGV do
   redis.call('HSET', KEYS[1], 'barrier:' .. ARGV[2] .. ':' .. (i - 3), ARGV[i])
 end
 redis.call('HSET', KEYS[1], 'partitionCount', ARGV[1], 'generation', ARGV[2], 'updatedAt', now)
-redis.call('HDEL', KEYS[1], 'growing', 'switchAt')
 return 1

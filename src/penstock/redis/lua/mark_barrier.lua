@@ -13,6 +13,8 @@ if redis.call('EXISTS', KEYS[1]) == 0 then return false end
 local field = 'barrier:' .. ARGV[1]
 local known = redis.call('HGET', KEYS[2], field)
 if known then return known end
+-- Before version 7, a full server refuses a script whose first write needs memory.
+redis.call('HDEL', KEYS[2], field)
 local id = redis.call('XADD', KEYS[1], '*', 'barrier', ARGV[1])
 redis.call('HSET', KEYS[2], field, id)
 return id

@@ -17,8 +17,10 @@ if redis.call('HGET', KEYS[2], ARGV[1]) ~= ARGV[3] then return 0 end
 local owner = redis.call('GET', KEYS[1])
 if owner and owner ~= ARGV[2] then return 0 end
 -- A lease that ran out while nobody wanted it is revived: the epoch is still ours.
+-- The fence first: before version 7, a full server refuses a script whose first write needs memory.
+local is_fenced = redis.call('PEXPIRE', KEYS[3], ARGV[4]) == 1
 redis.call('SET', KEYS[1], ARGV[2], 'PX', ARGV[4])
-if redis.call('PEXPIRE', KEYS[3], ARGV[4]) == 0 then
+if not is_fenced then
   redis.call('XGROUP', 'CREATE', KEYS[3], ARGV[1], '$', 'MKSTREAM')
   redis.call('PEXPIRE', KEYS[3], ARGV[4])
 end

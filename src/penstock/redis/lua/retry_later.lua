@@ -15,6 +15,8 @@
 if redis.call('HGET', KEYS[1], ARGV[1]) ~= ARGV[2] then return -1 end
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
+-- Before version 7, a full server refuses a script whose first write needs memory.
+redis.call('HDEL', KEYS[3], '')
 for i = 3, #ARGV, 3 do
   redis.call('ZADD', KEYS[2], now + ARGV[i + 1], ARGV[i])
   redis.call('HSET', KEYS[3], ARGV[i], ARGV[i + 2])
