@@ -17,9 +17,9 @@
 
 if redis.call('HGET', KEYS[1], ARGV[1]) ~= ARGV[2] then return -1 end
 local acked = redis.call('XACK', KEYS[2], ARGV[1], unpack(ARGV, 4))
-for i = 4, 3 + ARGV[3] do
-  redis.call('ZREM', KEYS[4], ARGV[i])
-  redis.call('HDEL', KEYS[5], ARGV[i])
+if ARGV[3] ~= '0' then
+  redis.call('ZREM', KEYS[4], unpack(ARGV, 4, 3 + ARGV[3]))
+  redis.call('HDEL', KEYS[5], unpack(ARGV, 4, 3 + ARGV[3]))
 end
 local settled = ARGV[#ARGV]
 local lowest = redis.call('XPENDING', KEYS[2], ARGV[1])[2]
