@@ -431,6 +431,7 @@ class TopicMachine(RuleBasedStateMachine):
                 group=hand.group,
                 epoch=hand.epoch,
                 count=count,
+                ids=(),
             )
         )
         after_ms = self.server_ms()

@@ -1,0 +1,441 @@
+"""Topic scripts one by one: who owns no more is refused, a repeat changes nothing, a full server
+drains, and no call holds the server up.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import statistics
+from importlib.resources import files
+
+import pytest
+
+from penstock.errors import CommandRefused, OutOfMemory
+from penstock.redis.keys import Keys, key_slot
+from penstock.redis.node import Role
+from penstock.redis.script import load_script
+from penstock.testing.binaries import SERVER_NAMES
+from penstock.testing.eventually import eventually
+
+from .model.desk import GROUP, Desk
+
+STALE = -1
+
+
+@pytest.fixture
+async def desk(any_server, open_client, namespace):
+    return Desk(await open_client(any_server.url, namespace=namespace))
+
+
+@pytest.fixture
+async def desk_on_cluster(cluster, open_client, namespace):
+    return Desk(await open_client(cluster.url, namespace=namespace))
+
+
+# ---- ownership
+
+
+async def test_a_partition_passes_from_owner_to_owner_with_all_that_is_pending(desk):
+    await hand_over(desk)
+
+
+async def test_a_partition_passes_from_owner_to_owner_on_a_cluster(desk_on_cluster):
+    await hand_over(desk_on_cluster)
+
+
+async def hand_over(desk):
+    ids = await desk.open(4)
+    first = await desk.acquire("anna")
+    assert await desk.read(first) == ids
+    assert await desk.settle(first, ids[:1]) == 1
+    assert await desk.fail(first, ids[1:2], wait_ms=0) > 0
+    assert await desk.acquire("ben") == 0
+    assert await desk.release(first, ids[2:3])
+    second = await desk.acquire("ben")
+    assert second > first
+    rows = await desk.pending(second)
+    assert [(row[0].decode(), row[1], row[2] > 0) for row in rows] == [
+        (ids[1], 1, True),
+        (ids[2], 0, False),
+        (ids[3], 1, False),
+    ]
+    wait_ms, row = await desk.due(second)
+    assert (wait_ms, row[0].decode(), row[3]) == (-1, ids[1], b"[]")
+    assert await desk.begin(second, ids[1:2]) == [ids[1].encode()]
+    assert await desk.settle(second, ids[1:], failed_before=1) == 3
+    assert await desk.pending(second) == []
+
+
+@pytest.mark.parametrize(
+    "act",
+    [
+        lambda desk, epoch, ids: desk.settle(epoch, ids, failed_before=1),
+        lambda desk, epoch, ids: desk.fail(epoch, ids),
+        lambda desk, epoch, ids: desk.begin(epoch, ids),
+        lambda desk, epoch, ids: desk.pending(epoch),
+        lambda desk, epoch, ids: desk.due(epoch),
+        lambda desk, epoch, ids: desk.renew(epoch),
+        lambda desk, epoch, ids: desk.release(epoch, ids),
+    ],
+    ids=["settle", "retry_later", "begin", "pending_page", "due_retries", "renew", "release"],
+)
+@pytest.mark.parametrize("loss", ["taken over", "reset", "deleted", "deleted and taken anew"])
+async def test_an_owner_that_lost_its_partition_is_refused_and_changes_nothing(desk, act, loss):
+    ids = await desk.open(3)
+    epoch = await desk.acquire("anna")
+    await desk.read(epoch)
+    await desk.fail(epoch, ids[:1])
+    await desk.expire()
+    if loss == "reset":
+        await desk.reset("0")
+    elif loss.startswith("deleted"):
+        await desk.drop()
+    if loss == "deleted and taken anew":
+        await desk.register()
+    if loss.endswith(("over", "anew")):
+        await desk.read(await desk.acquire("ben"), 2)
+    before = await desk.stored()
+    assert await act(desk, epoch, ids) in (STALE, False)
+    assert await desk.stored() == before
+
+
+async def test_a_stale_owner_cannot_read(desk):
+    await desk.open(3)
+    epoch = await desk.acquire("anna")
+    await desk.expire()
+    await desk.acquire("ben")
+    before = await desk.stored()
+    with pytest.raises(CommandRefused, match="NOGROUP"):
+        await desk.read(epoch)
+    assert await desk.stored() == before
+
+
+@pytest.mark.parametrize("loss", ["taken over", "given up", "reset", "deleted"])
+async def test_a_read_that_waits_gets_nothing_once_the_partition_has_passed_on(desk, loss):
+    await desk.open()
+    epoch = await desk.acquire("anna")
+    command = desk.read_command(epoch, 10, block_ms=5_000)
+    waiting = asyncio.create_task(desk.client.call(*command, role=Role.QUEUE, timeout_s=10))
+    await eventually(lambda: has_blocked_client(desk))
+    if loss == "taken over":
+        await desk.expire()
+        await desk.acquire("ben")
+    elif loss == "given up":
+        await desk.release(epoch, [])
+    elif loss == "reset":
+        await desk.reset("0")
+    else:
+        await desk.drop()
+    await desk.add(1)
+    with pytest.raises(CommandRefused, match=r"NOGROUP|UNBLOCKED"):
+        await waiting
+
+
+async def has_blocked_client(desk):
+    return b"blocked_clients:0\r" not in await desk.client.call("INFO", "clients")
+
+
+async def test_nobody_takes_a_partition_that_is_owned_or_whose_group_is_unknown(desk):
+    await desk.open()
+    await desk.acquire("anna")
+    before = await desk.stored()
+    assert await desk.acquire("ben") == 0
+    assert await desk.acquire("ben", dead_owner="anna") == 0  # her lease is not too long
+    assert await desk.stored() == before
+    await desk.client.call("PEXPIRE", desk.keys.lease(GROUP), 100_000_000)
+    assert await desk.acquire("ben", dead_owner="anna") > 0
+    await desk.drop()
+    before = await desk.stored()
+    assert await desk.acquire("anna") == STALE
+    assert await desk.stored() == before
+
+
+async def test_a_lease_that_ran_out_is_revived_unless_somebody_took_it(desk):
+    await desk.open(1)
+    epoch = await desk.acquire("anna")
+    await desk.client.call("DEL", desk.keys.lease(GROUP), desk.keys.fence(GROUP, epoch))
+    assert await desk.renew(epoch)
+    assert len(await desk.read(epoch)) == 1
+    assert await desk.client.call("PTTL", desk.keys.lease(GROUP)) > 0
+    assert await desk.client.call("PTTL", desk.keys.fence(GROUP, epoch)) > 0
+
+
+# ---- repeats
+
+
+async def test_repeating_what_was_done_changes_nothing(desk):
+    ids = await desk.open(4)
+    epoch = await desk.acquire()
+    await desk.read(epoch)
+    assert await desk.fail(epoch, ids[:2], wait_ms=1_000_000) > 0
+    assert await desk.begin(epoch, ids[:1]) == [ids[0].encode()]
+    assert await desk.settle(epoch, ids[2:3]) == 1
+    letter = await desk.bury(ids[3])
+    assert (await desk.publish(once="k", body=b"large"))[1] == 1
+    before = await desk.stored()
+    assert await desk.settle(epoch, ids[2:3]) == 0
+    assert await desk.bury(ids[3]) == letter
+    assert (await desk.publish(once="k", body=b"large"))[1] == 0
+    assert await desk.register("$") == 0
+    assert await desk.scripts.open_partition(stream=desk.keys.stream) is False
+    assert await desk.trim() == [0, 0, 0]
+    assert await desk.move() == [0, -1]
+    assert await desk.stored() == before
+    assert await desk.begin(epoch, ids[:1]) == [ids[0].encode()]
+    assert [row[1] for row in await desk.pending(epoch)] == [2, 1, 1]
+
+
+async def test_what_is_not_pending_is_not_begun(desk):
+    ids = await desk.open(2)
+    epoch = await desk.acquire()
+    await desk.read(epoch)
+    await desk.settle(epoch, ids[:1])
+    assert await desk.begin(epoch, ids) == [ids[1].encode()]
+
+
+async def test_growth_marks_each_partition_once(desk):
+    await desk.open()
+    marks = {"stream": desk.keys.stream, "counters": desk.keys.counters, "generation": 2}
+    marker = await desk.scripts.mark_barrier(**marks)
+    assert await desk.scripts.mark_barrier(**marks) == marker
+    meta = desk.topic_keys.meta
+    assert (
+        await desk.scripts.finish_growth(meta=meta, partitions=2, generation=2, markers=[marker])
+        is False
+    )  # nobody began it
+    assert (await desk.scripts.begin_growth(meta=meta, partitions=2, hold_ms=0))[0] == 1
+    for _ in range(2):
+        assert await desk.scripts.finish_growth(
+            meta=meta, partitions=2, generation=2, markers=[marker]
+        )
+
+
+# ---- publishing and moving
+
+
+async def test_a_topic_that_is_not_there_stores_nothing(desk):
+    assert await desk.publish(once="k", body=b"large", wait_ms=1) is None
+    assert await desk.stored() == {}
+
+
+async def test_a_message_with_a_key_is_stored_once_until_the_key_is_forgotten(desk):
+    await desk.open()
+    first = await desk.publish(once="k")
+    assert await desk.publish(once="k") == [first[0], 0, 0]
+    await desk.client.call("ZADD", desk.keys.dedup_times, 1, "k")
+    assert (await desk.publish(once="k"))[1] == 1
+    assert await desk.client.call("XLEN", desk.keys.stream) == 2
+
+
+async def test_delayed_messages_move_when_due_in_batches_and_keep_their_bodies(desk):
+    await desk.open()
+    for wait_ms in (-1, -1, 0, 100_000_000):
+        await desk.publish(body=b"large", wait_ms=wait_ms)
+    assert (await desk.move(2))[0] == 2
+    moved, next_ms = await desk.move(2)
+    assert moved == 1
+    assert 90_000_000 < next_ms <= 100_000_000
+    assert await desk.trim() == [0, 0, 0]  # the group needs all bodies
+    bodies = await desk.client.call("ZRANGE", desk.keys.payloads, 0, -1)
+    assert sum(b" " in body for body in bodies) == 3
+    assert len(bodies) == 4
+
+
+# ---- trimming
+
+
+async def test_a_hard_cap_drops_no_more_than_it_must(desk):
+    ids = await desk.open(6)
+    epoch = await desk.acquire()
+    await desk.read(epoch)
+    await desk.settle(epoch, ids)
+    assert await desk.trim(hard_length=5) == [1, 0, 0]
+    assert await desk.client.call("XLEN", desk.keys.stream) == 5
+
+
+async def test_a_hard_cap_counts_what_was_needed_however_much_it_drops(desk):
+    ids = await desk.open(1_000)
+    epoch = await desk.acquire()
+    await desk.read(epoch, 350)
+    await desk.settle(epoch, ids[:349])
+    assert await desk.trim(hard_length=500) == [500, 151, 0]
+    assert await desk.client.call("HGET", desk.keys.counters, "lost") == b"151"
+    assert await desk.trim(hard_length=500) == [0, 0, 0]
+
+
+async def test_a_group_that_the_server_lost_goes_on_where_all_was_settled_and_is_trimmed_for(desk):
+    await desk.open()
+    for id_ in ("5-0", "6-0", "7-0"):
+        await desk.client.call("XADD", desk.keys.stream, id_, "payload", "x")
+    epoch = await desk.acquire()
+    await desk.read(epoch)
+    await desk.settle(epoch, ["5-0"])
+    await desk.client.call("XGROUP", "DESTROY", desk.keys.stream, GROUP)
+    assert await desk.register("$") == 2
+    assert await desk.trim(max_length=1) == [1, 0, 0]
+    assert await desk.read(epoch) == ["6-0", "7-0"]
+
+
+# ---- a full server
+
+
+@pytest.fixture(params=SERVER_NAMES)
+async def full(request, start_server, open_client, namespace):
+    """A desk with work on it, on a server without room. `fill` is to be called."""
+    server = start_server(request.param)
+    desk = Desk(await open_client(server.url, namespace=namespace))
+
+    async def fill():
+        await desk.client.call("CONFIG", "SET", "maxmemory", "1")
+
+    desk.fill = fill
+    return desk
+
+
+async def test_a_full_server_drains(full):
+    ids = await full.open(6)
+    await full.beat("ben")
+    first = await full.acquire("anna")
+    await full.read(first, 5)
+    await full.fill()
+    assert await full.renew(first)
+    assert await full.settle(first, ids[:1]) == 1
+    assert await full.fail(first, ids[1:3]) > 0
+    assert len(await full.due(first)) == 3
+    assert await full.begin(first, ids[1:2]) == [ids[1].encode()]
+    assert await full.bury(ids[2])
+    assert await full.release(first, ids[3:5])
+    assert await full.beat("anna") == [b"anna", b"{}", b"ben", b"{}"]
+    second = await full.acquire("ben")
+    assert len(await full.pending(second)) == 4
+    assert await full.read(second) == ids[5:]
+    assert await full.settle(second, ids[1:], failed_before=2) == 5
+    assert await full.trim(max_length=1, hard_length=1) == [5, 0, 0]
+    assert await full.reset("0") == 1
+    assert await full.drop()
+
+
+async def test_a_full_server_can_be_looked_after(full):
+    await full.open(2)
+    meta = full.topic_keys.meta
+    assert (await full.scripts.begin_growth(meta=meta, partitions=2, hold_ms=0))[0] == 1
+    letter = await full.bury("1-0")
+    await full.fill()
+    marker = await full.scripts.mark_barrier(
+        stream=full.keys.stream, counters=full.keys.counters, generation=2
+    )
+    assert marker
+    assert await full.scripts.finish_growth(meta=meta, partitions=2, generation=2, markers=[marker])
+    assert (
+        await full.scripts.remove_letters(
+            dlq=full.topic_keys.dlq,
+            dlq_index=full.topic_keys.dlq_index,
+            audit=full.topic_keys.audit,
+            who="me",
+            what="purge",
+            detail="",
+            ids=[letter],
+        )
+        == 1
+    )
+
+
+@pytest.mark.parametrize("once", ["", "k"])
+@pytest.mark.parametrize("wait_ms", [None, 0])
+@pytest.mark.parametrize("body", [b"", b"large"])
+async def test_a_full_server_refuses_to_publish_and_keeps_nothing_of_it(full, once, wait_ms, body):
+    await full.open(1)
+    await full.fill()
+    before = await full.stored()
+    with pytest.raises(OutOfMemory):
+        await full.publish(once=once, wait_ms=wait_ms, body=body)
+    assert await full.stored() == before
+
+
+async def test_a_full_server_keeps_delayed_messages_until_there_is_room(full):
+    await full.open()
+    await full.publish(wait_ms=0, body=b"large")
+    await full.fill()
+    before = await full.stored()
+    with pytest.raises(OutOfMemory):
+        await full.move()
+    assert await full.stored() == before
+    await full.client.call("CONFIG", "SET", "maxmemory", "0")
+    assert await full.move() == [1, -1]
+
+
+# ---- cluster
+
+
+def test_all_keys_of_a_partition_share_a_slot_and_partitions_spread():
+    slots = set()
+    for index in range(16):
+        keys = Keys("app", cluster=True).partition("orders", index)
+        names = [
+            name for name in dir(type(keys)) if isinstance(getattr(type(keys), name), property)
+        ]
+        all_keys = [getattr(keys, name) for name in names if not name.startswith("_")]
+        all_keys += [keys.lease(GROUP), keys.retry(GROUP), keys.failures(GROUP)]
+        all_keys += [keys.fence(GROUP, 7), keys.payload("body")]
+        assert len({key_slot(key) for key in all_keys}) == 1
+        slots.add(key_slot(keys.stream))
+    assert len(slots) == 16
+
+
+# ---- time
+
+BACKLOG = 10_000
+LONGEST_MS = 5.0
+
+
+@pytest.fixture
+async def busy(start_server, open_client, namespace):
+    """A desk on a server that notes how long each script took."""
+    server = start_server("valkey", "--slowlog-log-slower-than", "0", "--slowlog-max-len", "5000")
+    client = await open_client(server.url, namespace=namespace)
+    for path in files("penstock.redis").joinpath("lua").iterdir():
+        # Else the first call would be two: one that does not find the script.
+        await client.call("SCRIPT", "LOAD", load_script(path.name.removesuffix(".lua")).text)
+    return Desk(client)
+
+
+async def script_ms(desk):
+    """How long the scripts took since the last call, in ms."""
+    entries = await desk.client.call("SLOWLOG", "GET", -1)
+    await desk.client.call("SLOWLOG", "RESET")
+    return [entry[2] / 1000 for entry in entries if entry[3][0] == b"EVALSHA"]
+
+
+async def test_no_script_holds_the_server_up_at_a_backlog_of_ten_thousand(busy, figure):
+    ids = await busy.open(BACKLOG)
+    epoch = await busy.acquire()
+    await busy.read(epoch, BACKLOG)
+    await script_ms(busy)
+    times = {}
+
+    async def measure(name, calls):
+        for call in calls:
+            await call
+        times[name] = statistics.median(await script_ms(busy))
+
+    page = ids[:200]
+    await measure("pending_page", [busy.pending(epoch) for _ in range(5)])
+    await measure(
+        "retry_later", [busy.fail(epoch, ids[at : at + 500]) for at in range(0, 9_000, 500)]
+    )
+    await measure("due_retries", [busy.due(epoch) for _ in range(5)])
+    await measure("begin", [busy.begin(epoch, page) for _ in range(5)])
+    await measure("renew", [busy.renew(epoch) for _ in range(5)])
+    await measure("trim", [busy.trim(max_length=100) for _ in range(5)])
+    await measure(
+        "settle", [busy.settle(epoch, ids[at : at + 1_000], 1_000) for at in range(0, 5_000, 1_000)]
+    )
+    await measure("trim what is settled", [busy.trim(max_length=100)])
+    await measure("release", [busy.release(epoch, ids[5_000:7_500])])
+    await measure("acquire", [busy.acquire("ben")])
+    await measure("reset", [busy.reset("0")])
+    await measure("publish", [busy.publish(once=f"k{n}", wait_ms=-1) for n in range(BACKLOG)])
+    await measure("move_due", [busy.move() for _ in range(BACKLOG // 500)])
+    await measure("drop", [busy.drop()])
+    for name, took_ms in times.items():
+        figure("topic scripts", f"{name} at {BACKLOG}", took_ms, "ms", "<=", LONGEST_MS)
