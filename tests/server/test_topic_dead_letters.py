@@ -388,6 +388,25 @@ async def test_purging_forgets_letters_and_their_places(client, topic, codec):
     assert [(act.what, act.count) for act in await letters.audit()] == [("purge", 4), ("purge", 1)]
 
 
+async def test_a_purge_can_be_tried_out(client, topic, codec):
+    letters = DeadLetters(client, codec, "orders")
+    ids = [await bury_one(client, number) for number in range(3)]
+    for chosen, count in (
+        ({"ids": [ids[0], ids[0], "1-1"]}, 1),
+        ({"older_than": 3600}, 0),
+        ({"older_than": 0}, 3),
+        ({"everything": True}, 3),
+    ):
+        assert await letters.purge(**chosen, dry_run=True) == count
+    assert await letters.count() == 3
+    assert await letters.audit() == []
+
+
+async def test_the_record_of_a_topic_that_is_not_there_is_no_empty_record(client, codec):
+    with pytest.raises(TopicMissing):
+        await DeadLetters(client, codec, "orders").audit()
+
+
 async def test_letters_have_a_retention_of_their_own(client, topic, codec):
     letters = DeadLetters(client, codec, "orders")
     ids = [await bury_one(client, number) for number in range(6)]
