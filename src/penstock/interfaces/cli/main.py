@@ -29,6 +29,9 @@ COMMANDS = {
     "server": "server",
     "health": "health",
     "doctor": "health",
+    "topic": "topic",
+    "group": "group",
+    "dlq": "dlq",
 }
 """Each command and the module it is in, read only when the command is used."""
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import select
 import sys
+from collections.abc import Iterable
 from enum import IntEnum
 from typing import Any, NoReturn
 
@@ -20,11 +22,21 @@ from penstock.errors import (
     PermissionRefused,
     PoolExhausted,
     StillLoading,
+    TopicError,
     Unreachable,
 )
 from penstock.runtime.logs import cleaned
 
-__all__ = ["ExitCode", "exit_code", "fail", "json_option", "say", "say_json"]
+__all__ = [
+    "ExitCode",
+    "exit_code",
+    "fail",
+    "json_option",
+    "reader_left",
+    "say",
+    "say_json",
+    "say_lines",
+]
 
 
 class ExitCode(IntEnum):
@@ -32,7 +44,7 @@ class ExitCode(IntEnum):
 
     OK = 0
     FOUND = 1
-    """A check found something wrong, or the input was not valid."""
+    """A check found something wrong, what was named is not there, or the input was not valid."""
     FAILED = 2
     """Wrong usage, or the server refused the command."""
     CONFIG = 3
@@ -50,7 +62,7 @@ def exit_code(error: Exception) -> ExitCode:
 
 
 _CODES = (
-    ((InvalidName, CodecError), ExitCode.FOUND),
+    ((InvalidName, CodecError, TopicError), ExitCode.FOUND),
     ((ConfigError,), ExitCode.CONFIG),
     ((PoolExhausted, TimeoutError), ExitCode.TIMEOUT),
     (
@@ -67,19 +79,35 @@ _CODES = (
 )
 
 
-def say(text: str, *, bold: bool = False, err: bool = False) -> None:
-    """Print one line for people.
+def say(text: str, *, bold: bool = False, err: bool = False) -> bool:
+    """Print one line for people; False if nobody reads it any more.
 
     Data may hold line breaks and escape sequences; they are shown, not obeyed. Passwords are not.
     """
     plain = bool(os.environ.get("NO_COLOR")) or os.environ.get("TERM") == "dumb"
-    _write(click.style(cleaned(text), bold=bold or None), err=err, color=False if plain else None)
+    styled = click.style(cleaned(text), bold=bold or None)
+    return _write(styled, err=err, color=False if plain else None)
 
 
-def say_json(value: Any, *, indent: int = 2) -> None:
-    """Print one JSON document for programs; without `indent`, on one line."""
+def say_lines(lines: Iterable[str]) -> bool:
+    """Print many lines at once, as `say` does."""
+    text = "\n".join(map(cleaned, lines))
+    return not text or _write(text)
+
+
+def say_json(value: Any, *, indent: int = 2) -> bool:
+    """Print one JSON document for programs; without `indent`, on one line. As `say`."""
     encoded = msgspec.json.encode(value)
-    _write((msgspec.json.format(encoded, indent=indent) if indent else encoded).decode())
+    return _write((msgspec.json.format(encoded, indent=indent) if indent else encoded).decode())
+
+
+def reader_left() -> bool:
+    """Whether whoever read our output is gone; found out without writing anything."""
+    if sys.stdout is None:  # pyright: ignore[reportUnnecessaryComparison]  it was closed
+        return False
+    poll = select.poll()
+    poll.register(sys.stdout.fileno(), 0)
+    return any(event & (select.POLLERR | select.POLLHUP) for _, event in poll.poll(0))
 
 
 def fail(message: str, code: ExitCode) -> NoReturn:
@@ -88,13 +116,15 @@ def fail(message: str, code: ExitCode) -> NoReturn:
     sys.exit(code)
 
 
-def _write(text: str, *, err: bool = False, color: bool | None = None) -> None:
+def _write(text: str, *, err: bool = False, color: bool | None = None) -> bool:
     try:
         click.echo(text, err=err, color=color)
     except BrokenPipeError:
         # Whoever read our output left (`| head`). Nothing to complain about, now or when Python
         # flushes, and the exit code stays that of the command.
         os.dup2(os.open(os.devnull, os.O_WRONLY), (sys.stderr if err else sys.stdout).fileno())
+        return False
+    return True
 
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON for programs.")

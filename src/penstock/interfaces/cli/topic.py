@@ -1,0 +1,273 @@
+"""`penstock topic`: make, look at, change and delete topics; send, follow and consume."""
+
+from __future__ import annotations
+
+import click
+
+from penstock.errors import TopicMissing
+from penstock.interfaces.cli.administer import administer
+from penstock.interfaces.cli.main import pass_settings
+from penstock.interfaces.cli.output import json_option, say, say_json
+from penstock.interfaces.cli.topic_consume import consume
+from penstock.interfaces.cli.topic_send import send
+from penstock.interfaces.cli.topic_tail import tail
+from penstock.interfaces.cli.values import (
+    confirm,
+    duration,
+    partitioner_of,
+    partitioner_option,
+    size,
+    yes_option,
+)
+from penstock.interfaces.cli.wording import age, moment, plural, table
+from penstock.interfaces.cli.wording import size as in_bytes
+from penstock.settings import Settings
+from penstock.topics.facts import Retention
+from penstock.topics.views import TopicView
+
+__all__ = ["topic"]
+
+
+@click.group()
+def topic() -> None:
+    """Make, look at, change and delete topics; send, follow and consume messages."""
+
+
+@topic.command()
+@click.argument("topic")
+@click.option("--partitions", type=int, help="How many (default: topics.partitions).")
+@click.option("--max-length", type=click.IntRange(1), help="Messages kept per partition.")
+@click.option("--max-age", type=duration, metavar="TIME", help="How long messages stay, as in 7d.")
+@click.option("--max-bytes", type=size, metavar="SIZE", help="Bytes kept per partition, as in 1g.")
+@click.option(
+    "--hard-length",
+    type=click.IntRange(1),
+    help="Messages per partition above which even needed ones are dropped.",
+)
+@json_option
+@pass_settings
+def create(
+    settings: Settings,
+    topic: str,
+    partitions: int | None,
+    max_length: int | None,
+    max_age: float | None,
+    max_bytes: int | None,
+    hard_length: int | None,
+    as_json: bool,
+) -> None:
+    """Make a topic, unless it is there with as many partitions.
+
+    Limits that are given replace those of a topic that is there. Without a hard length none drops
+    a message that a group still needs. Exits 1 if the topic has another number of partitions.
+    """
+    retention = None
+    if any((max_length, max_age, max_bytes, hard_length)):
+        try:
+            retention = Retention(
+                max_length=max_length or 0,
+                max_age_s=max_age or 0,
+                max_bytes=max_bytes or 0,
+                hard_length=hard_length or 0,
+            )
+        except ValueError as error:
+            raise click.UsageError(str(error)) from None
+    made = administer(settings, lambda admin: admin.create(topic, partitions, retention))
+    if as_json:
+        say_json({"topic": topic, "partitions": made.partitions, "created": made.created})
+    else:
+        what = "made" if made.created else "was there"
+        say(f"topic {topic} {what}, with {plural(made.partitions, 'partition')}")
+
+
+@topic.command("list")
+@json_option
+@pass_settings
+def list_topics(settings: Settings, as_json: bool) -> None:
+    """List every topic."""
+    found = administer(settings, lambda admin: admin.list())
+    if as_json:
+        say_json(found)
+    elif not found:
+        say("no topics")
+    else:
+        rows = [
+            (
+                line.partitions,
+                moment(line.created_ms),
+                f"growing to {line.growing_to}"
+                if line.growing_to
+                else ""
+                if line.partitions
+                else "half made or deleted",
+                line.name,
+            )
+            for line in found
+        ]
+        table(("PARTITIONS", "CREATED", "STATE", "TOPIC"), rows)
+
+
+@topic.command()
+@click.argument("topic")
+@json_option
+@pass_settings
+def show(settings: Settings, topic: str, as_json: bool) -> None:
+    """Show a topic with its partitions."""
+    view = administer(settings, lambda admin: admin.describe(topic))
+    if as_json:
+        say_json(view)
+        return
+    say(view.name, bold=True)
+    growing = f", growing to {view.growing_to}" if view.growing_to else ""
+    say(f"  partitions    {len(view.partitions):,} (generation {view.generation}{growing})")
+    say(f"  messages      {view.length:,} ({in_bytes(view.bytes)})")
+    say(f"  delayed       {view.delayed:,}")
+    say(f"  dead letters  {view.dead_letters:,}")
+    say(f"  lost          {view.lost:,}")
+    say(f"  groups        {', '.join(view.groups) or 'none'}")
+    say(f"  retention     {_retention(view.options.retention)}")
+    say(f"  created       {moment(view.created_ms)}")
+    _partitions(view)
+
+
+def _retention(kept: Retention) -> str:
+    limits = [
+        f"{plural(kept.max_length, 'message')}" if kept.max_length else "",
+        age(kept.max_age_s * 1000) if kept.max_age_s else "",
+        in_bytes(kept.max_bytes) if kept.max_bytes else "",
+    ]
+    words = " or ".join(filter(None, limits))
+    words = f"{words} per partition, what groups need stays" if words else "for ever"
+    hard = f"; never more than {plural(kept.hard_length, 'message')}" if kept.hard_length else ""
+    return words + hard
+
+
+def _partitions(view: TopicView) -> None:
+    rows = [
+        (
+            part.index,
+            part.length,
+            in_bytes(part.bytes),
+            part.delayed,
+            part.lost,
+            "missing" if part.is_missing else part.last_id or "-",
+        )
+        for part in view.partitions
+    ]
+    table(("PARTITION", "MESSAGES", "BYTES", "DELAYED", "LOST", "LAST ID"), rows)
+
+
+@topic.command()
+@click.argument("topic")
+@yes_option
+@json_option
+@pass_settings
+def delete(settings: Settings, topic: str, yes: bool, as_json: bool) -> None:
+    """Delete a topic with everything that belongs to it; exits 1 if there is none."""
+
+    def question() -> str:
+        try:
+            view = administer(settings, lambda admin: admin.describe(topic))
+        except TopicMissing:  # perhaps half of it is left
+            return f"Delete what is left of topic {topic}?"
+        return (
+            f"Delete topic {topic} with {plural(view.length, 'message')}, "
+            f"{plural(len(view.groups), 'group')} and {plural(view.dead_letters, 'dead letter')}?"
+        )
+
+    confirm(yes, question)
+    if not administer(settings, lambda admin: admin.delete(topic)):
+        raise TopicMissing(topic)
+    if as_json:
+        say_json({"topic": topic, "deleted": True})
+    else:
+        say(f"topic {topic} deleted")
+
+
+@topic.command()
+@click.argument("topic")
+@click.argument("partitions", type=int)
+@json_option
+@pass_settings
+def grow(settings: Settings, topic: str, partitions: int, as_json: bool) -> None:
+    """Give a topic more partitions while it is used; the order of each key is kept.
+
+    Producers hold their messages for a moment (three times topics.refresh_s). If it fails half-way
+    type it again.
+    """
+    administer(settings, lambda admin: admin.grow(topic, partitions))
+    if as_json:
+        say_json({"topic": topic, "partitions": partitions})
+    else:
+        say(f"topic {topic} has {plural(partitions, 'partition')} now")
+
+
+@topic.command()
+@click.argument("topic")
+@click.option("--max-length", type=click.IntRange(1), help="Messages to keep per partition.")
+@click.option("--max-age", type=duration, metavar="TIME", help="Keep what is younger, as in 7d.")
+@click.option("--max-bytes", type=size, metavar="SIZE", help="Bytes to keep per partition.")
+@click.option("--hard", is_flag=True, help="Let --max-length drop what groups still need.")
+@yes_option
+@json_option
+@pass_settings
+def trim(
+    settings: Settings,
+    topic: str,
+    max_length: int | None,
+    max_age: float | None,
+    max_bytes: int | None,
+    hard: bool,
+    yes: bool,
+    as_json: bool,
+) -> None:
+    """Drop old messages now; without a limit, as the topic's retention says.
+
+    What a group still needs stays, unless --hard: then it asks first.
+    """
+    if hard:
+        if not max_length:
+            raise click.UsageError("--hard needs --max-length")
+        confirm(yes, lambda: f"Drop messages of topic {topic} that groups have not handled yet?")
+    done = administer(
+        settings,
+        lambda admin: admin.trim(
+            topic, max_length=max_length, max_age_s=max_age, max_bytes=max_bytes, hard=hard
+        ),
+    )
+    if as_json:
+        say_json(done)
+    else:
+        lost = f", of which {done.lost:,} were still needed" if done.lost else ""
+        freed = f", and {plural(done.freed, 'large payload')} freed" if done.freed else ""
+        say(f"{plural(done.dropped, 'message')} dropped{lost}{freed}")
+
+
+@topic.command()
+@click.argument("topic")
+@click.option("--partitions", type=int, help="Of the new topic (default: topics.partitions).")
+@partitioner_option
+@json_option
+@pass_settings
+def adopt(
+    settings: Settings, topic: str, partitions: int | None, partitioner: str, as_json: bool
+) -> None:
+    """Move a plain stream that is named like the topic into the topic, in order.
+
+    Stop producers and consumers of the old stream first. Its groups go along; the stream is gone
+    at the end. If it fails half-way type it again: nothing is lost or moved twice.
+    """
+    place = partitioner_of(partitioner)
+    done = administer(settings, lambda admin: admin.adopt(topic, partitions, place))
+    if as_json:
+        say_json(done)
+    else:
+        groups = f"; groups {', '.join(done.groups)}" if done.groups else ""
+        say(
+            f"{plural(done.moved + done.repeated, 'message')} moved, "
+            f"{done.settled:,} dropped that every group had settled{groups}"
+        )
+
+
+for command in (send, tail, consume):
+    topic.add_command(command)

@@ -1,0 +1,218 @@
+"""`penstock topic consume`: a member of a group that prints messages or runs a command on each."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shlex
+import shutil
+import signal
+import sys
+from contextlib import suppress
+from dataclasses import replace
+from tempfile import TemporaryFile
+
+import click
+import msgspec
+
+from penstock.app import Penstock
+from penstock.errors import TopicMissing
+from penstock.interfaces.cli.main import pass_settings
+from penstock.interfaces.cli.output import json_option, reader_left, say, say_json
+from penstock.interfaces.cli.values import duration, position
+from penstock.interfaces.cli.wording import message_line
+from penstock.redis.codec import Codec
+from penstock.runtime import Worker, configure, run_process
+from penstock.runtime.heartbeat import Heartbeat
+from penstock.settings import Settings
+from penstock.topics.admin import TopicAdmin
+from penstock.topics.bodies import show_payload
+from penstock.topics.consumer import Consumer
+from penstock.topics.delayed import Mover
+from penstock.topics.message import Message
+from penstock.topics.retries import RetryPolicy
+from penstock.topics.subscription import Subscription
+from penstock.topics.times import LATEST
+from penstock.topics.views import MessageView
+
+__all__ = ["consume"]
+
+_WHOLE = 2**40
+_LOOK_S = 0.005
+
+
+class _Delivery(MessageView, frozen=True, kw_only=True):
+    """A message as `--json` prints it."""
+
+    attempt: int
+
+
+class CommandFailed(Exception):
+    """The command did not end with 0. Its name stands in the failures of the message."""
+
+
+@click.command()
+@click.argument("topic")
+@click.option("--group", required=True, help="Group to join; it is made unless it is there.")
+@click.option("--count", type=click.IntRange(1), help="End after so many attempts.")
+@click.option(
+    "--exec",
+    "command",
+    metavar="COMMAND",
+    help="Run this for each message, with the payload as standard input.",
+)
+@click.option(
+    "--start",
+    type=position,
+    default="earliest",
+    metavar="WHERE",
+    help="Where a new group begins: earliest (the default), latest, a time, or the id before.",
+)
+@click.option(
+    "--max-attempts",
+    type=click.IntRange(1),
+    default=5,
+    help="Attempts before a message goes to the dead letters (default: 5).",
+)
+@click.option("--timeout", type=duration, metavar="TIME", help="Longest run of the command.")
+@json_option
+@pass_settings
+def consume(
+    settings: Settings,
+    topic: str,
+    group: str,
+    count: int | None,
+    command: str | None,
+    start: str,
+    max_attempts: int,
+    timeout: float | None,
+    as_json: bool,
+) -> None:
+    """Handle messages as a member of a group, until Ctrl-C.
+
+    A message is done when it has been printed, or when the command has ended with 0; otherwise it
+    is tried again later, and in the end put into the dead letters.
+    """
+    words = _command_words(command)
+    subscription = Subscription(
+        group=group,
+        concurrency=1,
+        start="latest" if start == LATEST else start,
+        retry=RetryPolicy(max_attempts=max_attempts),
+        timeout_s=timeout or None,
+    )
+    log = replace(settings.log, format="json") if as_json else settings.log
+    configure(replace(log, level="warning") if log.level == "info" else log)
+
+    async def work() -> int:
+        async with Penstock(settings=settings) as app:
+            if not await TopicAdmin(app.redis, app.codec).exists(topic):
+                raise TopicMissing(topic)
+            handling = _Handling(app.codec, words, count, as_json=as_json)
+            consumer = Consumer(app.topic(topic, type=bytes), handling.handle, subscription)
+            mover = Mover(app.redis)
+            consumer.when_known = mover.watch
+            worker = Worker(
+                work=[consumer],
+                support=[Heartbeat(app.redis, lambda: worker.readiness()), mover],  # noqa: PLW0108
+                settings=settings.worker,
+            )
+            handling.begin(worker, consumer)
+            return await worker.run()
+
+    sys.exit(run_process(work))
+
+
+def _command_words(command: str | None) -> list[str]:
+    if command is None:
+        return []
+    try:
+        words = shlex.split(command)
+    except ValueError as error:
+        raise click.BadParameter(f"{command[:60]!r}: {error}", param_hint="--exec") from None
+    if not words or shutil.which(words[0]) is None:
+        raise click.BadParameter(f"{command[:60]!r}: no such command", param_hint="--exec")
+    return words
+
+
+class _Handling:
+    """Handles one message after the other until there were enough."""
+
+    def __init__(
+        self, codec: Codec, command: list[str], count: int | None, *, as_json: bool
+    ) -> None:
+        self._codec, self._command, self._as_json = codec, command, as_json
+        self._left = count
+
+    def begin(self, worker: Worker, consumer: Consumer) -> None:
+        self._worker, self._consumer = worker, consumer
+
+    async def handle(self, payload: bytes, message: Message) -> None:
+        try:
+            if self._command:
+                await self._run(payload, message)
+            elif reader_left() or not self._print(payload, message):
+                self._left = 0
+                raise CommandFailed("nobody reads the output any more")
+        finally:
+            if self._left is not None:
+                self._left -= 1
+                if self._left <= 0:
+                    await self._stop()
+
+    async def _stop(self) -> None:
+        """Ask for the end, and wait until no further message will be begun."""
+        self._worker.ask_to_stop()
+        while self._consumer.partitions:  # noqa: ASYNC110  it tells nobody when that is
+            await asyncio.sleep(_LOOK_S)
+
+    def _print(self, payload: bytes, message: Message) -> bool:
+        view = _Delivery(
+            partition=message.partition,
+            id=message.id.decode(),
+            sent_ms=message.sent_ms,
+            payload=show_payload(self._codec, payload, _WHOLE),
+            key=message.key,
+            headers=message.headers,
+            attempt=message.attempt,
+        )
+        return say_json(view, indent=0) if self._as_json else say(message_line(view))
+
+    async def _run(self, payload: bytes, message: Message) -> None:
+        with TemporaryFile() as payload_file:  # a command need not read all of it, or any
+            payload_file.write(payload)
+            payload_file.seek(0)
+            # In a session of its own: Ctrl-C is for us, the command may finish.
+            process = await asyncio.create_subprocess_exec(
+                *self._command,
+                stdin=payload_file,
+                stdout=sys.stderr if self._as_json else None,
+                env=os.environ | _environment(message),
+                start_new_session=True,
+            )
+        try:
+            await process.wait()
+        finally:
+            if process.returncode is None:
+                with suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)
+                await process.wait()
+        if self._as_json:
+            about = {"partition": message.partition, "id": message.id.decode()}
+            about |= {"attempt": message.attempt, "exit_code": process.returncode}
+            say_json(about, indent=0)
+        if process.returncode:
+            raise CommandFailed(f"{self._command[0]} ended with {process.returncode}")
+
+
+def _environment(message: Message) -> dict[str, str]:
+    about = {
+        "MESSAGE_TOPIC": message.topic,
+        "MESSAGE_PARTITION": str(message.partition),
+        "MESSAGE_ID": message.id.decode(),
+        "MESSAGE_ATTEMPT": str(message.attempt),
+        "MESSAGE_HEADERS": msgspec.json.encode(message.headers).decode(),
+    }
+    if message.key is not None:
+        about["MESSAGE_KEY"] = message.key
+    return {name: value.replace("\0", "\\0") for name, value in about.items()}
