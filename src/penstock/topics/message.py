@@ -119,6 +119,8 @@ class Message:
         raw = self.fields[1] if self.fields[0] == PAYLOAD else field_of(self.fields, PAYLOAD)
         if raw is None:
             raise DecodeError("the entry has no field 'payload'", msgspec.json.encode(self.shown()))
+        if not raw and self.all_headers.get(STORAGE_TYPE) == STORED_BESIDE:
+            raise DecodeError("the payload is not where the headers say", raw)
         return raw
 
     @property

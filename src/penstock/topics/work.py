@@ -271,8 +271,11 @@ class Work:
             held.done(message.id, failed_before=True)
 
     async def _complete(self, held: Held, message: Message) -> None:
-        """Fetch a payload that is stored beside the stream."""
-        if message.body is None and field_of(message.fields, PAYLOAD) is None:
+        """Fetch a payload that is stored beside the stream.
+
+        The Java library may leave an empty text in its place.
+        """
+        if message.body is None and not field_of(message.fields, PAYLOAD):
             message.body = await held.surely("fetch", lambda: fetch_body(self._client, message))
 
     def _in_loop(self) -> Callable[[Any], Awaitable[Any]]:
