@@ -145,10 +145,11 @@ class TopicScripts(ScriptCaller):
         group: str,
         epoch: int,
         count: int,
+        ids: Sequence[Argument],
     ) -> Reply:
-        """List failed messages whose time has come; -1 if stale."""
+        """List failed messages whose time has come, or are named; -1 if stale."""
         keys = (epochs, stream, retry, failures)
-        return await self.run("due_retries", keys, (group, epoch, count))
+        return await self.run("due_retries", keys, (group, epoch, count, *ids))
 
     async def bury(
         self, *, dlq: str, dlq_index: str, meta: str, letter: str, fields: Sequence[Argument]

@@ -143,8 +143,11 @@ class Claim:
         )
         return [_left(row) for row in rows]
 
-    async def due(self, count: int) -> tuple[float | None, list[Left]]:
-        """Failed messages whose time has come, and seconds until the next (None: none waits)."""
+    async def due(self, count: int, ids: Sequence[bytes]) -> tuple[float | None, list[Left]]:
+        """Failed messages whose time has come, and seconds until the next (None: none waits).
+
+        `ids` are those that are due by our own clock, whatever the server's says.
+        """
         wait_ms, *rows = self._check(
             await self._scripts.due_retries(
                 epochs=self.keys.epochs,
@@ -154,6 +157,7 @@ class Claim:
                 group=self.source.group,
                 epoch=self.epoch,
                 count=count,
+                ids=ids,
             )
         )
         return (None if wait_ms < 0 else wait_ms / 1000), [_left(row) for row in rows]

@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, Protocol
 
 from penstock.clock import SYSTEM_CLOCK
-from penstock.errors import PenstockError, ServerError, TopicError
+from penstock.errors import OutOfMemory, PenstockError, ServerError, TopicError
 from penstock.quiet import RateLimitedLog
 from penstock.redis.client import Client
 from penstock.redis.codec import Codec
@@ -151,8 +152,9 @@ class Consumer(Service):
         while not self.stopping:
             try:
                 if not exists:
-                    await self.topic.facts()
-                    exists = True
+                    with suppress(OutOfMemory):  # a topic that is there is drained all the same
+                        await self.topic.facts()
+                        exists = True
                 facts = await self._ownership.balance()
                 if self.when_known is not None:
                     self.when_known(facts.name, facts.partitions)
@@ -195,6 +197,7 @@ class Consumer(Service):
     def _began(self, held: Held) -> None:
         """Serve a partition that has become ours."""
         logger.info("%r: taken", held)
+        held.when_group_gone = self._ownership.register_again
         task = self._group.create_task(self._serve(held), name=repr(held))
         self._serving[held] = task
         place = self._place_of(held)
@@ -205,7 +208,6 @@ class Consumer(Service):
                 lambda: [one for one in self._serving if self._place_of(one) == place],
                 self._pace,
                 room=self._room,
-                group_gone=self._ownership.register_again,
                 slot_key=None if place in {ONE_READER, POLLING} else held.stream,
                 poll=place == POLLING,
             )

@@ -9,6 +9,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from heapq import heappop, heappush
 from typing import Any, TypeVar
 
 from penstock.errors import LeaseLost, ServerError, TopicMissing
@@ -30,6 +31,7 @@ Item = list[Any] | Message
 """An entry as it was read; or a message whose next attempt has to be counted before it begins."""
 
 _MOST_AT_ONCE = 1_000
+_NO_GROUP = "NOGROUP"
 
 
 @dataclass(slots=True)
@@ -70,6 +72,7 @@ class Held:
         self.retry_at: float | None = None
         """When, by the monotonic clock, the next failed message may be due."""
         self.retries_changed = asyncio.Event()
+        self._retry_times: list[tuple[float, bytes]] = []
         self.unsettled: set[bytes] = set()
         """Done, but the server does not know yet."""
         self.readable = False
@@ -83,6 +86,8 @@ class Held:
         """Until then, by the monotonic clock, nobody else can own the partition."""
         self.when_lost: Callable[[], object] | None = None
         """Called once when the partition passes to somebody else."""
+        self.when_group_gone: Callable[[], object] | None = None
+        """Called when the server turns out not to know the group any more."""
         self._counts, self._room = counts, room
         self.finished: list[bytes] = []
         """Ids to be acknowledged; whoever appends calls `wake`, so that it is done soon."""
@@ -143,6 +148,12 @@ class Held:
         self.close()
         self._wake.set()
 
+    def group_gone(self) -> None:
+        """The server has lost the group: it is registered again, and the partition taken anew."""
+        if self.when_group_gone is not None:
+            self.when_group_gone()
+        self.lose()
+
     async def until_certain(self) -> bool:
         """Whether the partition is still ours; waits for the renewal if the lease may be over."""
         while time.monotonic() >= self.deadline and not self.closing:
@@ -158,9 +169,10 @@ class Held:
                     await self._closed.wait()
         return not self.closing
 
-    def retry_in(self, seconds: float) -> None:
+    def retry_in(self, id_: bytes, seconds: float) -> None:
         """Note that a failed message is due again after a while."""
         at = time.monotonic() + seconds
+        heappush(self._retry_times, (at, id_))
         if self.retry_at is None or at < self.retry_at:
             self.retry_at = at
             self.retries_changed.set()
@@ -248,7 +260,14 @@ class Held:
 
     async def due(self, count: int) -> tuple[float | None, list[Left]]:
         """Failed messages whose time has come, and seconds until the next (None: none waits)."""
-        return await self.surely("look", lambda: self.claim.due(count)) or (None, [])
+        ids: list[bytes] = []
+        while self._retry_times and self._retry_times[0][0] <= time.monotonic():
+            ids.append(heappop(self._retry_times)[1])
+        wait_s, lefts = await self.surely("look", lambda: self.claim.due(count, ids)) or (None, [])
+        if self._retry_times:
+            own_s = max(0.0, self._retry_times[0][0] - time.monotonic())
+            wait_s = own_s if wait_s is None else min(wait_s, own_s)
+        return wait_s, lefts
 
     async def surely(self, what: str, ask: Callable[[], Awaitable[T]]) -> T | None:
         """Ask until the server has answered: `ask` is repeated. None if the partition is lost."""
@@ -257,6 +276,9 @@ class Held:
             try:
                 return await ask()
             except ServerError as error:
+                if str(error).startswith(_NO_GROUP):
+                    self.group_gone()
+                    return None
                 if not error.transient:
                     raise
                 failures += 1

@@ -169,7 +169,7 @@ class KeyedRunner:
         if wait_s is None:
             return None
         if not self._in_order:
-            line.held.retry_in(wait_s)
+            line.held.retry_in(message.id, wait_s)
             return None
         line.first = Message(message.source, message.id, message.fields, message.attempt + 1)
         return wait_s

@@ -50,12 +50,11 @@ class Reader:
         pace: Pace,
         *,
         room: Room,
-        group_gone: Callable[[], object],
         slot_key: str | None = None,
         poll: bool = False,
     ) -> None:
         self._client, self._group, self._helds, self._pace = client, group, helds, pace
-        self._room, self._group_gone = room, group_gone
+        self._room = room
         self._slot = None if slot_key is None else key_slot(slot_key)
         self._polls = poll
         self._poll_s = client.settings.worker.poll_s
@@ -218,8 +217,7 @@ class Reader:
         await asyncio.gather(*(held.renew() for held in helds))
         for held in helds:
             if f"'{held.stream}'" in str(error) and not held.lost:
-                self._group_gone()
-                held.lose()
+                held.group_gone()
         await asyncio.sleep(_FIRST_PAUSE_S)
 
     def _suspect_strays(self) -> None:

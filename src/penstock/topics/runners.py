@@ -108,7 +108,7 @@ class SerialRunner:
     ) -> None:
         """Let a failed message come back: by the retry loop, or here, so that nothing overtakes."""
         if wait_s is not None and not self._in_order:
-            held.retry_in(wait_s)
+            held.retry_in(message.id, wait_s)
             return
         while wait_s is not None:
             if not await held.wait_open(wait_s):

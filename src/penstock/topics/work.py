@@ -176,8 +176,7 @@ class Work:
         if self._passes_over(held, message.fields):
             return await self.special(held, [message.id, message.fields])
         if message.id in held.inherited and await self._is_buried(held, message):
-            self.counts.dead += 1
-            self.succeeded(held, message)
+            await self._give_up(held, message, *self._crash_verdict(held, message))
             return None
         if message.attempt > self.policy.max_attempts:
             await self._give_up(held, message, *self._crash_verdict(held, message))

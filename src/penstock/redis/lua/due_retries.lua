@@ -6,7 +6,8 @@
 -- KEYS[4]  HASH    the group's failures
 -- ARGV[1]  str     group
 -- ARGV[2]  int     the owner's epoch
--- ARGV[3]  int     most messages to return
+-- ARGV[3]  int     most messages to return that are due by the server's clock
+-- ARGV[4..]  str   ids that are due by the owner's own clock: the server's may have been set back
 --
 -- Returns  list  ms until the next is due (-1: none is waiting); then for each as pending_page
 --          -1    the partition is not the caller's any more
@@ -15,6 +16,11 @@ if redis.call('HGET', KEYS[1], ARGV[1]) ~= ARGV[2] then return -1 end
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
 local due = redis.call('ZRANGEBYSCORE', KEYS[3], '-inf', now, 'LIMIT', 0, ARGV[3])
+local seen = {}
+for _, id in ipairs(due) do seen[id] = true end
+for i = 4, #ARGV do
+  if not seen[ARGV[i]] and redis.call('ZSCORE', KEYS[3], ARGV[i]) then due[#due + 1] = ARGV[i] end
+end
 local answer = {-1}
 for _, id in ipairs(due) do
   local pending = redis.call('XPENDING', KEYS[2], ARGV[1], id, id, 1)
