@@ -35,9 +35,12 @@ async def register_group(client: Client, facts: Facts, group: str, start: str) -
     settled, never at the end of the stream.
     """
     groups = client.keys.topic(facts.name).groups
-    mine = Registration(start=start, partitions=facts.partitions, at_ms=SYSTEM_CLOCK.wall_ms())
-    await client.call("HSETNX", groups, group, msgspec.json.encode(mine))
-    known = msgspec.json.decode(await client.call("HGET", groups, group), type=Registration)
+    stored = await client.call("HGET", groups, group)
+    if stored is None:  # asked first: a full server refuses the write even where it changes nothing
+        mine = Registration(start=start, partitions=facts.partitions, at_ms=SYSTEM_CLOCK.wall_ms())
+        await client.call("HSETNX", groups, group, msgspec.json.encode(mine))
+        stored = await client.call("HGET", groups, group)
+    known = msgspec.json.decode(stored, type=Registration)
     for index in range(facts.partitions):
         keys = client.keys.partition(facts.name, index)
         outcome = await client.scripts.register_group(

@@ -104,6 +104,8 @@ class Hand:
 
     async def stop(self) -> dict:
         """Let it end in good order; what it has counted."""
+        up = self._file.with_suffix(".up")
+        await eventually(lambda: up.exists() or self.code is not None, 10, what=f"{self.actor}")
         self.signal(signal.SIGTERM)
         code = await self.ended()
         assert code == 0, f"{self.actor} ended with {code}:\n{self.log[-5000:]}"
@@ -134,12 +136,14 @@ class Crew:
             "refresh_s": 0.2,
             **options.pop("topics", {}),
         }
+        self.consumer_url = options.pop("consumer_url", url)
         durability = options.pop("durability", "accepted")
         self.options = {
             "work_s": 0.0,
             "backoff_s": 0.05,
             "handler": "handle",
             "clock_s": 0.0,
+            "crash": "",
             "worker": {"poll_s": 0.2, "grace_s": 10.0},
             "timeouts": {"connect_s": 2.0, "command_s": 2.0},
             **options,
@@ -185,7 +189,7 @@ class Crew:
         for _ in range(count):
             actor = f"worker-{next(self._names)}"
             told = {
-                "url": self.url,
+                "url": self.consumer_url,
                 "namespace": self.namespace,
                 "folder": str(self.folder),
                 "actor": actor,
@@ -229,6 +233,16 @@ class Crew:
 
         await eventually(taken, within_s, what="these workers to own all partitions")
 
+    def recorded(self, op: str, phase: str) -> int:
+        """How many such events all actors have written by now."""
+        return sum(event.op == op and event.phase == phase for event in read_history(self.folder))
+
+    async def handled_some(self, count: int) -> None:
+        """Wait until so many runs have ended well."""
+        await eventually(
+            lambda: self.recorded("finish", "ok") >= count, 20, what=f"{count} messages handled"
+        )
+
     # ---- the producer
 
     async def send(self, key: str | None = None, *, at: str = "", **orders) -> str | None:
@@ -250,6 +264,11 @@ class Crew:
         self.recorder.write("send", "ok", call=call, partition=place, msg=id_)
         self.confirmed.append((place, id_))
         return id_
+
+    async def make_topic_again(self) -> None:
+        """Create the topic after it has gone, as a program that begins anew does."""
+        self.topic = self.app.topic(TOPIC, partitions=self.partitions)
+        await self.topic.facts()
 
     def partition_of(self, key: str | None, idem: str = "") -> int:
         if key is None:

@@ -126,8 +126,23 @@ class Diary:
             victim=self._recorder.actor,
             group=source.group,
             partition=source.partition,
-            fence=held.epoch,
+            fence=int(held.fence.rpartition(":")[2]),
         )
+
+
+def plant_crash(scripts, point: str) -> None:
+    """End the process right before a script is sent, or right after its answer has come."""
+    when, _, name = point.partition(" ")
+    if not name:
+        return
+    run = getattr(scripts, name)
+
+    async def crash(**options):
+        if when == "after":
+            await run(**options)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    setattr(scripts, name, crash)
 
 
 def record_losses(diary: Diary) -> None:
@@ -212,6 +227,7 @@ async def work(told: dict) -> int:
         app = Penstock(settings=settings)
         diary = Diary(recorder, app.redis.keys, told)
         diary.record(app.redis.scripts)
+        plant_crash(app.redis.scripts, told["crash"])
         record_losses(diary)
         shift_clock(told["clock_s"])
         topic = app.topic(told["topic"])
@@ -224,6 +240,8 @@ async def work(told: dict) -> int:
         async with app:
             worker = app.worker()
             counts.follow(worker._work)
+            # After the first steps of the worker, which takes over the signals then.
+            asyncio.get_running_loop().call_soon((folder / f"{told['actor']}.up").touch)
             try:
                 return await worker.run()
             finally:
