@@ -13,9 +13,8 @@
 
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
--- Before version 7, a full server refuses a script whose first write needs memory.
-redis.call('ZREMRANGEBYSCORE', KEYS[1], '-inf', now - ARGV[4])
 redis.call('HSET', KEYS[2], 'about', ARGV[2], 'beat_ms', now)
 redis.call('PEXPIRE', KEYS[2], ARGV[3])
 redis.call('ZADD', KEYS[1], now, ARGV[1])
+redis.call('ZREMRANGEBYSCORE', KEYS[1], '-inf', now - ARGV[4])
 return now
