@@ -193,6 +193,8 @@ class Arena:
 async def open_arena() -> AsyncIterator[Arena]:
     with tempfile.TemporaryDirectory(prefix="bench") as home:
         async with Client(Settings(home=home)) as client:
+            # It rewrites its file between the turns, not within those that happen to be long.
+            await client.call("CONFIG", "SET", "auto-aof-rewrite-percentage", 0)
             yield Arena(client)
 
 

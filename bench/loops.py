@@ -1,13 +1,19 @@
 """The ceiling: what a loop by hand on Penstock's wire reaches, with nothing around it.
 
-python loops.py consume <partitions> | produce <partitions> <count>
+python loops.py consume <partitions>
+                produce <partitions> <count>
+                send-paced | take-paced <a second> <count>
 """
 
 from __future__ import annotations
 
+import asyncio
+import json
+import statistics
 import sys
 import time
 from collections import deque
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import msgspec
@@ -25,6 +31,8 @@ READ_AT_ONCE = 400
 """Messages of one read, over all partitions."""
 IN_FLIGHT = 2
 GROUP = "bench"
+WARM_UP_S = 1.5
+"""Until the consumer is there, and a little longer."""
 
 
 class Order(msgspec.Struct):
@@ -81,10 +89,60 @@ async def produce(partitions: int) -> None:
         sending.tell(count, started)
 
 
+async def send_paced(a_second: int) -> None:
+    encode = msgspec.json.Encoder().encode
+    async with Client(Settings(url=sending.URL)) as client:
+        await pace(a_second, lambda order: client.call("XADD", "raw", "*", "p", encode(order)))
+
+
+async def take_paced(a_second: int) -> None:
+    decode, arrivals = msgspec.json.Decoder(Order).decode, Arrivals(a_second)
+    async with Client(Settings(url=sending.URL)) as client, client.lease(Role.QUEUE) as wire:
+        await client.call("XGROUP", "CREATE", "raw", GROUP, "0", "MKSTREAM")
+        read = ("XREADGROUP", "GROUP", GROUP, "bench", "BLOCK", 1_000, "STREAMS", "raw", ">")
+        while not arrivals.complete:
+            for stream, entries in await wire.call(*read) or ():
+                for id_, fields in entries:
+                    arrivals.note(decode(fields[1]))
+                    await client.call("XACK", stream, GROUP, id_)
+
+
+async def pace(a_second: int, send: Callable[[Order], Awaitable[object]]) -> None:
+    """Send at even distances. Each message carries when, by the clock all processes share."""
+    started = time.monotonic()
+    for number in range(sending.count()):
+        await asyncio.sleep(started + number / a_second - time.monotonic())
+        await send(Order(time.monotonic_ns(), ORDER.customer, ORDER.lines, ORDER.note))
+
+
+class Arrivals:
+    """How long messages were on their way, told when all have come."""
+
+    def __init__(self, a_second: int) -> None:
+        self._warm_up = round(WARM_UP_S * a_second)
+        self._took_ms: list[float] = []
+
+    @property
+    def complete(self) -> bool:
+        return len(self._took_ms) == sending.count()
+
+    def note(self, order: Order) -> None:
+        self._took_ms.append((time.monotonic_ns() - order.id) / 1e6)
+        if self.complete:
+            centiles = statistics.quantiles(self._took_ms[self._warm_up :], n=100)
+            print(json.dumps({"p50": centiles[49], "p99": centiles[98]}), flush=True)
+
+
 def _streams(partitions: int) -> list[str]:
     return [f"raw:{number}" for number in range(partitions)]
 
 
+ROLES = {
+    "consume": consume,
+    "produce": produce,
+    "send-paced": send_paced,
+    "take-paced": take_paced,
+}
+
 if __name__ == "__main__":
-    role = {"consume": consume, "produce": produce}[sys.argv[1]]
-    uvloop.run(role(int(sys.argv[2])))
+    uvloop.run(ROLES[sys.argv[1]](int(sys.argv[2])))

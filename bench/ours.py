@@ -8,13 +8,10 @@ python ours.py consume <handler> <partitions>
 
 from __future__ import annotations
 
-import asyncio
 import json
-import statistics
 import sys
 import time
 from collections.abc import Awaitable, Callable
-from itertools import count as numbers
 from pathlib import Path
 
 import uvloop
@@ -23,14 +20,13 @@ sys.path.insert(0, str(Path(__file__).parent / "peers"))
 
 import sending
 
-from loops import GROUP, ORDER, Order
+from loops import GROUP, ORDER, Arrivals, Order, pace
 from penstock import Message, Outgoing, Penstock, Settings, Topic
 from penstock.testing.figures import ratio
 
 AT_A_TIME = 5_000
 BATCH = 500
 ROUNDS = 9
-WARM_UP_S = 2
 
 app = Penstock(settings=Settings(url=sending.URL))
 
@@ -107,25 +103,14 @@ def one_by_one(call: Callable[[], Awaitable[object]], total: int) -> Callable[[]
 
 
 async def send_paced(a_second: str, _: str) -> None:
-    """Each message carries when it was sent, by the clock that all processes share."""
-    topic, loop = orders("4"), asyncio.get_running_loop()
-    started = loop.time()
-    for number in range(sending.count()):
-        await asyncio.sleep(started + number / int(a_second) - loop.time())
-        await topic.send(Order(time.monotonic_ns(), ORDER.customer, ORDER.lines, ORDER.note))
+    await pace(int(a_second), orders("4").send)
 
 
 async def take_paced(a_second: str, _: str) -> None:
-    """Tell how long messages were on their way, in ms, once all have come."""
-    took_ms: list[float] = []
-    arrived = numbers(1)
-    total = sending.count()
+    arrivals = Arrivals(int(a_second))
 
     async def take(order: Order, _: Message) -> None:
-        took_ms.append((time.monotonic_ns() - order.id) / 1e6)
-        if next(arrived) == total:
-            centiles = statistics.quantiles(took_ms[WARM_UP_S * int(a_second) :], n=100)
-            print(json.dumps({"p50": centiles[49], "p99": centiles[98]}), flush=True)
+        arrivals.note(order)
 
     orders("4").subscribe(group=GROUP)(take)
     await app.worker().run()

@@ -43,8 +43,8 @@ class Sizes:
     memory_step: int
 
 
-QUICK = Sizes(2, 150_000, peer_s=0.5, paced_s=6, memory_steps=4, memory_step=50_000)
-FULL = Sizes(5, 400_000, peer_s=3, paced_s=30, memory_steps=10, memory_step=500_000)
+QUICK = Sizes(2, 120_000, peer_s=0.5, paced_s=3, memory_steps=3, memory_step=60_000)
+FULL = Sizes(5, 400_000, peer_s=3, paced_s=10, memory_steps=10, memory_step=500_000)
 
 
 class Results:
@@ -100,6 +100,7 @@ RAW, MESSAGE, BATCH, KEY = "by hand", "message handler", "batch handler", "order
 AT_ONCE, ALONE = "100 tasks", "one task"
 ONE, SIXTEEN, FAR, LINE = "1 partition", "16 partitions", "2 ms away", "0 ms away"
 P50, P99 = (f"on the way at {A_SECOND}/s, {centile}" for centile in ("p50", "p99"))
+BY_HAND = " by hand"
 VS_CLIENT, VS_STOCK = "one task sends / XADD by the client", "one task sends / XADD by redis-py"
 MEMORY = "consumer's memory, at the end / after the first of its steps"
 
@@ -138,6 +139,9 @@ def _held_against_bars(results: Results) -> Iterator[Figure]:
     yield value(VS_STOCK, "x", 1, ">=")
     yield value(P50, "ms", 0.5, "<=")
     yield value(P99, "ms", 3, "<=")
+    # What the machine allows at this moment; no bar of ours.
+    yield value(P50 + BY_HAND, "ms", 0, ">=")
+    yield value(P99 + BY_HAND, "ms", 0, ">=")
     yield value(MEMORY, "x", 1.1, "<=")
 
 
@@ -154,6 +158,7 @@ def _turns(sizes: Sizes) -> dict[str, Turn]:
         FAR: partial(ours, FAR, "message", round_trip_ms=ROUND_TRIP_MS),
         AT_ONCE: partial(_at_once, sizes),
         ALONE: partial(_alone, sizes),
+        "paced": partial(_paced, sizes),
     }
 
 
@@ -161,7 +166,6 @@ def _turns_taken_once(sizes: Sizes) -> dict[str, Turn]:
     return {
         # What the slow line itself costs: it is a third process on perhaps two cores.
         LINE: partial(_ours, LINE, "message", count=sizes.messages, round_trip_ms=0),
-        "paced": partial(_paced, sizes),
         "memory": partial(_memory, sizes),
     }
 
@@ -214,10 +218,18 @@ async def _alone(sizes: Sizes, arena: Arena) -> dict[str, float]:
 
 async def _paced(sizes: Sizes, arena: Arena) -> dict[str, float]:
     size = A_SECOND, A_SECOND * sizes.paced_s
-    with arena.started(_program("ours", "take-paced", *size)) as consumer:
-        await arena.run(_program("ours", "send-paced", *size))
-        told = await consumer.tells()
-    return {P50: told["p50"], P99: told["p99"]}
+    told: dict[str, dict[str, float]] = {}
+    for who in ("ours", "loops"):
+        with arena.started(_program(who, "take-paced", *size)) as consumer:
+            await arena.run(_program(who, "send-paced", *size))
+            told[who] = await consumer.tells()
+    ours, loops = told["ours"], told["loops"]
+    return {
+        P50: ours["p50"],
+        P99: ours["p99"],
+        P50 + BY_HAND: loops["p50"],
+        P99 + BY_HAND: loops["p99"],
+    }
 
 
 async def _memory(sizes: Sizes, arena: Arena) -> dict[str, float]:
