@@ -7,9 +7,9 @@ import pytest
 from .topics.crew import Crew, Launcher
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def launcher():
-    """Starts worker processes quickly; for all tests of a file."""
+    """Starts worker processes quickly; they share nothing but the memory they begin with."""
     launcher = Launcher()
     yield launcher
     launcher.close()

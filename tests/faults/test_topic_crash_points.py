@@ -27,7 +27,7 @@ async def crash_and_finish(crew, point):
     await crew.dismiss()
 
 
-@pytest.mark.parametrize("ordering", ["partition", "key"])
+@pytest.mark.parametrize("ordering", ["partition", pytest.param("key", marks=pytest.mark.torture)])
 @pytest.mark.parametrize("point", POINTS)
 async def test_a_crash_around_a_script_loses_and_doubles_nothing(
     make_crew, valkey_server, ordering, point

@@ -63,9 +63,9 @@ async def test_a_storm_of_kills_loses_nothing_and_keeps_the_order(
         ordering,
         kills=12,
         messages=4_000,
-        every_s=0.15,
+        every_s=0.1,
         lease_s=0.5,
-        pace_s=0.01,
+        pace_s=0.006,
     )
     hold(verdict, 4_000)
 

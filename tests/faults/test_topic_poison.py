@@ -39,18 +39,18 @@ async def run_to_the_end(crew):
 def make_poison_crew(make_crew, server, **options):
     return make_crew(
         server.url,
-        **{"partitions": 4, "max_attempts": 3, "topics": {"lease_ttl_s": 0.4}, **options},
+        **{"partitions": 4, "max_attempts": 3, "topics": {"lease_ttl_s": 0.3}, **options},
     )
 
 
 @pytest.mark.parametrize(
     ("ordering", "how", "handler"),
     [
-        ("partition", "exit", "handle"),
         ("partition", "segfault", "handle_in_thread"),
         ("partition", "kill", "handle_batch"),
         ("key", "exit", "handle"),
-        ("none", "kill", "handle"),
+        pytest.param("partition", "exit", "handle", marks=pytest.mark.torture),
+        pytest.param("none", "kill", "handle", marks=pytest.mark.torture),
     ],
 )
 async def test_poison_is_buried_as_crashed_and_all_others_are_handled(
@@ -94,10 +94,10 @@ async def test_poison_among_many_keys_loses_no_innocent(make_crew, valkey_server
     )
     async with crew:
         for number in range(20):
-            await crew.send(f"key-{number}", pause=0.1)
+            await crew.send(f"key-{number}", pause=0.02)
         poison = await crew.send("poison", exit=True)
         for number in range(20, 40):
-            await crew.send(f"key-{number}", pause=0.1)
+            await crew.send(f"key-{number}", pause=0.02)
         verdict, letters = await run_to_the_end(crew)
         assert letters == [(poison, "crashed", 3)]
         assert verdict.counts.finished == 40

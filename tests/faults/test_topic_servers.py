@@ -149,7 +149,7 @@ async def test_ten_failovers_lose_nothing_that_was_replicated(make_crew, start_c
 
 
 # Redis 6.2 knows no scripts that may run on a full server.
-@pytest.mark.parametrize("binary", ["valkey", "redis7"])
+@pytest.mark.parametrize("binary", ["valkey", pytest.param("redis7", marks=pytest.mark.torture)])
 async def test_a_full_server_refuses_messages_and_drains(make_crew, start_server, binary):
     server = start_server(binary)
     crew = make_crew(server.url, partitions=2, max_attempts=3, backoff_s=0.05, work_s=0.002)

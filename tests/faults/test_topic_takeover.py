@@ -63,14 +63,14 @@ def make_takeover_crew(make_crew, server, lease_s):
 
 
 async def test_a_killed_owner_is_replaced_when_its_lease_is_over(make_crew, valkey_server, figure):
-    async with make_takeover_crew(make_crew, valkey_server, 1.5) as crew:
-        worst = await measure(crew, 2, kill)
-        figure("topic faults", "takeover after kill -9 less lease", worst - 1.5, "s", "<=", 1.0)
+    async with make_takeover_crew(make_crew, valkey_server, 1.0) as crew:
+        worst = await measure(crew, 1, kill)
+        figure("topic faults", "takeover after kill -9 less lease", worst - 1, "s", "<=", 1.0)
 
 
 async def test_an_owner_that_leaves_is_replaced_within_a_second(make_crew, valkey_server, figure):
     async with make_takeover_crew(make_crew, valkey_server, 15.0) as crew:
-        worst = await measure(crew, 2, ask_to_end)
+        worst = await measure(crew, 1, ask_to_end)
         figure("topic faults", "takeover after a graceful end", worst, "s", "<=", 1.0)
 
 

@@ -148,7 +148,7 @@ async def test_an_emptied_server_is_noticed_and_waited_for(make_crew, start_serv
         assert verdict.counts.finished == 200
 
 
-@pytest.mark.parametrize("again", [False, True])
+@pytest.mark.parametrize("again", [True, pytest.param(False, marks=pytest.mark.torture)])
 async def test_a_deleted_topic_stays_deleted_under_its_users(make_crew, start_server, again):
     server = start_server()
     crew = make_crew(server.url, partitions=3, work_s=0.002)
