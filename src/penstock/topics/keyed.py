@@ -15,6 +15,7 @@ from penstock.topics.work import DEFAULT_CONCURRENCY, PLAIN_FIELDS, Work
 __all__ = ["KeyedRunner"]
 
 _KEY_PLACE = 2
+_LOOK_EVERY_S = 0.02
 
 
 class Line:
@@ -86,7 +87,9 @@ class KeyedRunner:
             fields: Fields = item[1] if type(item) is list else _fields_of(item)
             if fields[0] == BARRIER:
                 self._wake()
-                await self._until(lambda: held.closing or not self._active[held])
+                # Not `_until`: a retry may be due in an hour, a stop is not to wait for it.
+                while self._active[held] and await held.wait_open(_LOOK_EVERY_S):
+                    pass
                 await self._work.special(held, item)
                 held.drop(1)
                 if held.closing:
