@@ -84,6 +84,7 @@ class Penstock:
         partitioner: Partitioner | None = None,
         durability: Durability = "accepted",
         retention: Retention | None = None,
+        dead_letter_retention: Retention | None = None,
         interop: bool = False,
     ) -> Topic:
         """Return a topic to send to and to subscribe to; it is created with its first use.
@@ -91,6 +92,7 @@ class Penstock:
         - `partitions`: how many a new topic gets; `TopicMismatch` if it has another number.
         - `type`: of the payloads, unless a handler's annotation says so.
         - `durability`: when a send counts as done: "accepted", "synced" or `replicated(n)`.
+        - `retention`, `dead_letter_retention`: how long messages and dead letters stay.
         - `interop`: write entries as the Java library does, field by field.
         """
         # Programs that have no topics do not pay for importing them.
@@ -105,6 +107,7 @@ class Penstock:
             partitioner=partitioner,
             durability=durability,
             retention=retention,
+            dead_letter_retention=dead_letter_retention,
             interop=interop,
         )
         self._topics.append(topic)

@@ -250,6 +250,7 @@ class Penstock:
         partitioner: Partitioner | None = None,
         durability: Durability = "accepted",
         retention: Retention | None = None,
+        dead_letter_retention: Retention | None = None,
         interop: bool = False,
     ) -> Topic:
         """Return a topic to send to, as `penstock.Penstock.topic` does."""
@@ -259,6 +260,7 @@ class Penstock:
             "partitioner": partitioner,
             "durability": durability,
             "retention": retention,
+            "dead_letter_retention": dead_letter_retention,
             "interop": interop,
         }
         return Topic(self, name, options)

@@ -17,6 +17,7 @@ from penstock.runtime.backoff import retry_delay_s
 from penstock.runtime.service import Service
 from penstock.runtime.waiting import happens_within
 from penstock.topics.barrier import Barriers
+from penstock.topics.dead_letters import DeadLetters
 from penstock.topics.facts import Facts, read_facts
 from penstock.topics.handlers import as_handler
 from penstock.topics.held import Counts, Held, Item
@@ -179,17 +180,21 @@ class Consumer(Service):
                 self._note(error)
 
     async def _tidy_for_ever(self) -> None:
-        """Apply retention and free large payloads, in the partitions we own."""
+        """Apply retention and free large payloads, in the partitions we own.
+
+        Who owns the first one sees to the dead letters.
+        """
         while True:
             await asyncio.sleep(self._client.settings.topics.janitor_s)
             try:
-                facts = await read_facts(self._client, self.topic.name)
-                for held in list(self._serving):
-                    await trim_partition(
-                        self._client,
-                        self.topic.name,
-                        held.source.partition,
-                        facts.options.retention,
+                options = (await read_facts(self._client, self.topic.name)).options
+                for index in self.partitions:
+                    await trim_partition(self._client, self.topic.name, index, options.retention)
+                if 0 in self.partitions and options.dead_letters.is_set:
+                    letters = DeadLetters(self._client, self.topic.codec, self.topic.name)
+                    await letters.trim(
+                        max_length=options.dead_letters.max_length or None,
+                        max_age_s=options.dead_letters.max_age_s or None,
                     )
             except (ServerError, TopicError) as error:
                 self._note(error)

@@ -47,6 +47,8 @@ class Options(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What is stored with a topic, so that every process treats it alike."""
 
     retention: Retention = Retention()
+    dead_letters: Retention = Retention()
+    """Their own: length and age only. Without it they stay until people deal with them."""
 
 
 @dataclass(frozen=True, slots=True)

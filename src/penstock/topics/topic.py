@@ -45,6 +45,7 @@ class Topic:
         partitioner: Partitioner | None = None,
         durability: Durability = "accepted",
         retention: Retention | None = None,
+        dead_letter_retention: Retention | None = None,
         interop: bool = False,
         mover: Mover | None = None,
     ) -> None:
@@ -55,7 +56,12 @@ class Topic:
         self.interop = interop
         self._partitioner = partitioner or (JavaHash() if interop else Crc32())
         self.subscriptions: list[tuple[Callable[..., Any], Subscription]] = []
-        options = None if retention is None else Options(retention=retention)
+        options = None
+        if retention is not None or dead_letter_retention is not None:
+            options = Options(
+                retention=retention or Retention(),
+                dead_letters=dead_letter_retention or Retention(),
+            )
         self._known = Known(client, name, partitions=partitions, options=options)
         self._sender = Sender(
             client,
