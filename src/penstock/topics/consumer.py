@@ -201,7 +201,7 @@ class Consumer(Service):
 
     def _began(self, held: Held) -> None:
         """Serve a partition that has become ours."""
-        logger.info("%r: taken", held)
+        logger.info("%s: taken", held)
         held.when_group_gone = self._ownership.register_again
         task = self._group.create_task(self._serve(held), name=repr(held))
         self._serving[held] = task
@@ -247,9 +247,9 @@ class Consumer(Service):
                     done = held.unsettled_ids()
                     unbegun = [id_ for id_ in self._unbegun(held) if id_ not in done]
                     await held.release(unbegun)
-                    logger.info("%r: given up", held)
+                    logger.info("%s: given up", held)
         except (TimeoutError, PenstockError) as error:
-            logger.warning("%r: its lease has to run out: %s", held, error or "no answer")
+            logger.warning("%s: its lease has to run out: %s", held, error or "no answer")
         finally:
             self._runner.forget(held)
             held.drop(held.buffered)

@@ -102,6 +102,10 @@ class Held:
     def __repr__(self) -> str:
         return f"<Held {self.source.topic}/{self.source.partition} epoch {self.epoch}>"
 
+    def __str__(self) -> str:
+        source = self.source
+        return f"partition {source.partition} of {source.topic} for {source.group}"
+
     @property
     def epoch(self) -> int:
         return self.claim.epoch
@@ -142,7 +146,7 @@ class Held:
         if not self.lost:
             self.lost = True
             self._counts.leases_lost += 1
-            logger.warning("%r: lost to another consumer", self)
+            logger.warning("%s: lost, it has another owner or is gone", self)
             if self.when_lost is not None:
                 self.when_lost()
         self.close()
@@ -282,7 +286,7 @@ class Held:
                 if not error.transient:
                     raise
                 failures += 1
-                quiet.warning(f"{self} {what}", "%r: cannot %s yet: %s", self, what, error)
+                quiet.warning(f"{self} {what}", "%s: cannot %s yet: %s", self, what, error)
                 await asyncio.sleep(retry_delay_s(failures))
             except LeaseLost:
                 self._counts.refused += 1

@@ -77,7 +77,7 @@ class Ownership:
         share = quota(self.name, open_, members)
         kept = [held for held in self.helds.values() if not held.closing]
         for held in sorted(kept, key=lambda one: one.source.partition)[share:]:
-            logger.info("%r: handing over, others have fewer", held)
+            logger.info("%s: handing over, others have fewer", held)
             held.close()
         for held in kept:
             if held.source.partition not in open_:

@@ -165,7 +165,10 @@ class Work:
             if left.attempts:  # else it was settled while its retry was noted
                 self.counts.vanished += 1
                 quiet.error(
-                    f"{held} vanished", "%r: message %s was trimmed while pending", held, left.id
+                    f"{held} vanished",
+                    "%s: message %s was trimmed while pending",
+                    held,
+                    left.id.decode(),
                 )
             held.done(left.id, failed_before=True)
             return None
