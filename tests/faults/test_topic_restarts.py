@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 
 import pytest
 
+from penstock.runtime.service import Service
+from penstock.runtime.worker import Worker
 from penstock.testing.history import read_history
 
 
@@ -83,3 +86,26 @@ async def test_ten_rolling_restarts_handle_every_message_exactly_once(
         name = f"30 restarts on {binary}, ordering {ordering}, {handler}"
         figure("topic faults", f"{name}: handled twice", verdict.counts.duplicated, "", "<=", 0)
         figure("topic faults", f"{name}: handled", verdict.counts.finished, "", ">=", 40_000)
+
+
+class Restless(Service):
+    """Support that is always about to time out, as the mover of delayed messages often is."""
+
+    def __init__(self):
+        super().__init__("restless")
+
+    async def run(self):
+        while not self.stopping:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(0):
+                    await asyncio.Event().wait()
+
+
+async def test_a_worker_ends_though_its_support_times_out_at_that_moment():
+    for turns in range(12):
+        worker = Worker(support=[Restless()])
+        running = asyncio.create_task(worker.run())
+        for _ in range(5 + turns):
+            await asyncio.sleep(0)
+        await asyncio.wait_for(worker.stop(), 5)
+        assert await running == 0

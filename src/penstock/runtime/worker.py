@@ -125,8 +125,12 @@ class Worker:
                     await self._do_work()
                 finally:
                     self._hurry(CLEAN_UP_S, exit_code=1)
-                    for helper in helpers:  # only now: leases stay fresh until the work has ended
-                        if not helper.cancelling():  # a second time would cut its cleaning up
+                    # Only now: leases stay fresh until the work has ended. A second cancellation
+                    # would cut a helper's cleaning up; but what looks like the first may be a
+                    # timeout of its own, which ends nothing, so it is asked as well.
+                    for service, helper in zip(self._support, helpers, strict=True):
+                        service.ask_to_stop()
+                        if not helper.cancelling():
                             helper.cancel()
         except* Exception as failed:  # noqa: BLE001  it becomes the exit code
             for error in failed.exceptions:
