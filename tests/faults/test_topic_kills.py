@@ -70,6 +70,20 @@ async def test_a_storm_of_kills_loses_nothing_and_keeps_the_order(
     hold(verdict, 4_000)
 
 
+async def test_a_storm_of_kills_on_a_cluster(make_crew, cluster):
+    verdict = await storm(
+        make_crew,
+        cluster,
+        "key",
+        kills=6,
+        messages=1_500,
+        every_s=0.1,
+        lease_s=0.5,
+        pace_s=0.01,
+    )
+    hold(verdict, 1_500)
+
+
 @pytest.mark.torture
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("ordering", ["partition", "key"])

@@ -87,6 +87,37 @@ async def test_whatever_a_late_handler_decides_counts_for_nothing(make_crew, val
         assert verdict.counts.finished == 1
 
 
+@pytest.mark.parametrize("binary", ["valkey", "redis62"])
+async def test_a_read_that_waits_for_messages_gets_none_once_its_owner_is_replaced(
+    make_crew, start_server, binary
+):
+    """Before Redis 7.2 such a read outlives its fence, so it has to end before its lease does."""
+    crew = make_crew(
+        start_server(binary).url,
+        partitions=2,
+        topics={"lease_ttl_s": 0.6},
+        worker={"poll_s": 30.0, "grace_s": 10.0},
+    )
+    async with crew:
+        (sleeper,) = await crew.hire()
+        await crew.at_work(sleeper)
+        await crew.send_many(20, failing=0)
+        await crew.drained()
+        sleeper.freeze()
+        (heir,) = await crew.hire()
+        await crew.owned_by({heir})
+        await crew.send_many(40, seed=1, failing=0)
+        await crew.drained(5)
+        sleeper.thaw()
+        await crew.at_work(sleeper, heir)
+        await crew.send_many(40, seed=2, failing=0)
+        await crew.drained(5)
+        await crew.dismiss()
+        verdict = await crew.verdict()
+        assert verdict.ok, str(verdict)
+        assert verdict.counts.started == 100
+
+
 async def test_pauses_shorter_than_the_lease_cost_nothing(make_crew, valkey_server):
     crew = make_crew(valkey_server.url, partitions=4, topics={"lease_ttl_s": 2.0}, work_s=0.001)
     async with crew:
