@@ -510,6 +510,22 @@ def test_a_command_that_fails_or_hangs_leads_to_the_dead_letters(shell):
     assert len(shell.json("dlq", "list", "orders")["letters"]) == 2
 
 
+def test_a_partition_that_is_something_else_is_one_line_and_no_traceback(
+    shell, valkey_server, namespace
+):
+    shell.ok("topic", "create", "orders")
+    with RespClient(valkey_server.address) as client:
+        client.call("SET", Keys(namespace).partition("orders", 0).stream, "x")
+    cases = [
+        (["topic", "consume", "orders", "--group", "g"], "WRONGTYPE"),
+        (["topic", "tail", "orders"], "WRONGTYPE"),
+        (["topic", "show", "orders"], "WRONGTYPE"),
+        (["topic", "send", "orders", "1"], "WRONGTYPE"),
+        (["group", "list", "orders"], "WRONGTYPE"),
+    ]
+    assert all_refused(shell, 2, cases)
+
+
 # Groups
 
 
@@ -517,8 +533,9 @@ def test_a_group_is_looked_at_moved_and_deleted(shell):
     shell.ok("topic", "create", "orders", "--partitions", "2")
     assert shell.ok("group", "list", "orders") == "topic orders has no groups\n"
     shell.ok("topic", "send", "orders", stdin="1\n2\n3\n4\n")
-    failing = ["--group", "g", "--count", "1", "--exec", "false"]
-    shell.ok("topic", "consume", "orders", *failing)
+    done = shell("topic", "consume", "orders", "--group", "g", "--count", "1", "--exec", "false")
+    assert done.returncode == 0
+    assert done.stderr.endswith(", attempt 1: false ended with 1\n")
     [view] = shell.json("group", "list", "orders")
     assert view["name"] == "g"
     for table in (["group", "list", "orders"], ["group", "lag", "orders", "g"]):
@@ -552,7 +569,7 @@ def test_dead_letters_are_looked_at_mended_replayed_and_thrown_away(shell):
     assert shell.ok("dlq", "list", "orders") == "no dead letters\n"
     shell.ok("topic", "send", "orders", stdin="1\n2\n3\n4\n")
     dying = ["--group", "g", "--max-attempts", "1", "--count", "4", "--exec", "false"]
-    shell.ok("topic", "consume", "orders", *dying)
+    assert shell("topic", "consume", "orders", *dying).returncode == 0
     letters = shell.json("dlq", "list", "orders")["letters"]
     ids = [letter["id"] for letter in letters]
     assert payloads(letters) == ["1", "2", "3", "4"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import shlex
 import shutil
@@ -11,6 +12,7 @@ import sys
 from contextlib import suppress
 from dataclasses import replace
 from tempfile import TemporaryFile
+from typing import cast
 
 import click
 import msgspec
@@ -103,6 +105,8 @@ def consume(
     )
     log = replace(settings.log, format="json") if as_json else settings.log
     configure(replace(log, level="warning") if log.level == "info" else log)
+    # What ends the worker is what this command fails with: it is said once, on one line.
+    logging.getLogger(Worker.__module__).setLevel(logging.CRITICAL)
 
     async def work() -> int:
         async with Penstock(settings=settings) as app:
@@ -118,9 +122,18 @@ def consume(
                 settings=settings.worker,
             )
             handling.begin(worker, consumer)
-            return await worker.run()
+            code = await worker.run()
+            for failure in worker.failures:
+                raise _cause(failure)
+            return code
 
     sys.exit(run_process(work))
+
+
+def _cause(failure: Exception) -> Exception:
+    while isinstance(failure, ExceptionGroup):
+        failure = cast("ExceptionGroup[Exception]", failure).exceptions[0]
+    return failure
 
 
 def _command_words(command: str | None) -> list[str]:
@@ -202,7 +215,11 @@ class _Handling:
             about |= {"attempt": message.attempt, "exit_code": process.returncode}
             say_json(about, indent=0)
         if process.returncode:
-            raise CommandFailed(f"{self._command[0]} ended with {process.returncode}")
+            failed = CommandFailed(f"{self._command[0]} ended with {process.returncode}")
+            if not self._as_json:
+                place = f"{message.partition}/{message.id.decode()}"
+                say(f"penstock: {place}, attempt {message.attempt}: {failed}", err=True)
+            raise failed
 
 
 def _environment(message: Message) -> dict[str, str]:
