@@ -139,7 +139,9 @@ class Ownership:
             if wanted <= 0:
                 return
             dead = self._is_dead(owner, members)
-            if (owner is None or dead) and await self._acquire(index, owner if dead else None):
+            if (owner in {None, self.name} or dead) and await self._acquire(
+                index, owner if dead else None
+            ):
                 wanted -= 1
 
     async def _owners(self, indexes: list[int]) -> list[tuple[int, str | None]]:
