@@ -118,6 +118,28 @@ async def test_a_read_that_waits_for_messages_gets_none_once_its_owner_is_replac
         assert verdict.counts.started == 100
 
 
+async def test_a_replaced_owner_that_wakes_up_can_read_nothing(make_crew, valkey_server):
+    """Its first word is a read, since messages wait; it learns of its loss by that."""
+    crew = make_crew(
+        valkey_server.url, partitions=2, topics={"lease_ttl_s": 0.6, "fetch": 10}, work_s=0.003
+    )
+    async with crew:
+        (sleeper,) = await crew.hire()
+        await crew.at_work(sleeper)
+        sleeper.freeze()
+        (heir,) = await crew.hire()
+        await crew.owned_by({heir})
+        await crew.send_many(600, failing=0)
+        sleeper.thaw()
+        await eventually(lambda: len(events(crew, "lose", actor=sleeper.actor)) == 2, 10)
+        assert await crew.left() > 0
+        await crew.drained()
+        await crew.dismiss()
+        verdict = await crew.verdict(attempt_gaps=False)
+        assert verdict.ok, str(verdict)
+        assert verdict.counts.started == 600
+
+
 async def test_pauses_shorter_than_the_lease_cost_nothing(make_crew, valkey_server):
     crew = make_crew(valkey_server.url, partitions=4, topics={"lease_ttl_s": 2.0}, work_s=0.001)
     async with crew:
