@@ -124,11 +124,11 @@ async def test_an_error_that_says_how_long_to_stay_away_is_heeded(app, consume):
 
 async def test_many_that_fail_together_come_again_together(app, consume):
     orders = app.topic("orders", type=int)
-    await orders.send_batch(list(range(1_000)))
+    await orders.send_batch(list(range(500)))
     handler = Attempts(1)
     consumer = await consume(orders, handler, retry=RetryPolicy(backoff=Fixed(0.1)))
-    await eventually(lambda: consumer.counts.handled == 1_000, 6)
-    assert len(handler.seen) == 2_000
+    await eventually(lambda: consumer.counts.handled == 500, 6)
+    assert len(handler.seen) == 1_000
 
 
 # ---- order
@@ -336,6 +336,35 @@ async def test_a_handler_that_ends_as_cancelled_has_failed(app, consume, orderin
     [letter] = await letters_of(orders)
     assert (letter.attempts, letter.reason) == (3, "exhausted")
     assert "nobody cancelled it" in letter.error_message
+
+
+class Odd(BaseException):
+    """As some libraries have them."""
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"ordering": "key"}, {"ordering": "none"}, {"batch": 3}, {"ordered_retries": True}],
+    ids=str,
+)
+@pytest.mark.parametrize("error", [StopIteration, Odd])
+async def test_no_error_however_odd_ends_a_consumer(app, consume, options, error):
+    orders = app.topic("orders", type=int)
+    await orders.send_batch([0, 1])
+
+    def blocks(_: list[int]) -> None:
+        raise error
+
+    async def awaits(_: list[int]) -> None:
+        raise error
+
+    for handler in (blocks, awaits):
+        if "batch" not in options:
+            handler.__annotations__.clear()
+        group = handler.__name__
+        consumer = await consume(orders, handler, group=group, retry=QUICK, **options)
+        await eventually(lambda c=consumer: c.counts.handled == 2)
+        assert (consumer.counts.retried, consumer.counts.dead) == (4, 2)
 
 
 async def test_a_message_that_ended_its_process_is_given_up_after_its_last_attempt(app, consume):

@@ -16,14 +16,18 @@ def handler_error(error: BaseException) -> Exception:
     """Return what a handler raised as its failure; raise it again if it is not the handler's own.
 
     A handler that awaits something cancelled ends as cancelled, although nobody cancelled it.
-    Taken for a cancellation of ours that would end the loop which runs handlers.
+    Taken for a cancellation of ours that would end the loop which runs handlers. Libraries have
+    errors of their own beside `Exception`, too; only what is to end the process or closes a
+    coroutine passes.
     """
     if isinstance(error, Exception):
         return error
-    if not isinstance(error, asyncio.CancelledError) or _is_being_cancelled():
+    if isinstance(error, KeyboardInterrupt | SystemExit | GeneratorExit) or _is_being_cancelled():
         raise error
-    failure = RuntimeError("the handler ended as cancelled, but nobody cancelled it")
-    return failure.with_traceback(error.__traceback__)
+    told = "ended as cancelled, but nobody cancelled it"
+    if not isinstance(error, asyncio.CancelledError):
+        told = f"raised {type(error).__qualname__}, which is no Exception"
+    return RuntimeError(f"the handler {told}").with_traceback(error.__traceback__)
 
 
 def failures_in(outcome: object, messages: Sequence[Message]) -> Mapping[Message, Exception]:

@@ -286,10 +286,18 @@ class Work:
 
         async def in_thread(message: Any) -> Any:
             loop = asyncio.get_running_loop()
-            outcome = await loop.run_in_executor(self.threads, self.handler.invoke, message)
+            outcome = await loop.run_in_executor(self.threads, self._call, message)
             return await outcome if inspect.isawaitable(outcome) else outcome
 
         return in_thread
+
+    def _call(self, message: Any) -> Any:
+        """Runs in a thread."""
+        try:
+            return self.handler.invoke(message)
+        except StopIteration as error:
+            # No future can hold it: whoever waits for the thread would wait for ever.
+            raise RuntimeError("the handler raised StopIteration") from error
 
     def _limited(self, invoke: Callable[[Any], Awaitable[Any]]) -> Callable[[Any], Awaitable[Any]]:
         timeout_s = self.subscription.timeout_s
