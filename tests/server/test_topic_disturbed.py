@@ -74,6 +74,36 @@ async def test_an_unordered_retry_does_not_hold_up_the_next_owner(app, consume):
     assert sorted(notes.payloads) == [0, 1, 2, 3]
 
 
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"ordering": "key"}, {"ordering": "none"}, {"ordered_retries": True}],
+    ids=str,
+)
+async def test_nothing_is_remembered_of_messages_that_have_ended(app, consume, options):
+    orders = app.topic("orders", type=int)
+    await orders.send_batch([Outgoing(n, key=str(n % 5)) for n in range(100)])
+    stream = app.redis.keys.partition("orders", 0).stream
+    await app.redis.call("XGROUP", "CREATE", stream, "group", 0)
+    read = ("XREADGROUP", "GROUP", "group", "penstock", "COUNT", 40, "STREAMS", stream, ">")
+    [[_, entries]] = await app.redis.call(*read)
+    await app.redis.call("XDEL", stream, *[id_ for id_, _ in entries[:10]])
+    failed: set[bytes] = set()
+
+    async def handle(message: Message) -> None:
+        if message.payload % 3 == 0 and message.id not in failed:
+            failed.add(message.id)
+            raise ValueError
+
+    policy = RetryPolicy(backoff=Fixed(0.01))
+    consumer = await consume(orders, handle, retry=policy, **options)
+    await eventually(lambda: consumer.counts.handled == 100)
+    [held] = consumer._serving
+    kept = (held.history, held.returning, held.waits, held.inherited, held.queue)
+    assert not any(kept), kept
+    assert not held.unsettled_ids()
+    await eventually(lambda: held.buffered == 0)
+
+
 # ---- answers get lost
 
 
