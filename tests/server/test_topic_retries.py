@@ -400,6 +400,7 @@ GARBAGE: dict[str, list[Any]] = {
         '{"x-payload-storage-type":"hash","x-payload-hash-ref":"streaming:mq:payload:no"}',
     ],
     "the word of a barrier": ["payload", '{"n":"x"}', "barrier", "soon"],
+    "a barrier with a payload": ["barrier", "2", "payload", '{"n":"x"}'],
 }
 
 

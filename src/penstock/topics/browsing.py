@@ -17,7 +17,6 @@ from penstock.topics.bodies import SHOWN_BYTES, body_key, show_payload, without_
 from penstock.topics.facts import read_facts
 from penstock.topics.looking import ask, id_numbers, text
 from penstock.topics.message import (
-    BARRIER,
     HEADERS,
     KEY,
     PAYLOAD,
@@ -25,6 +24,7 @@ from penstock.topics.message import (
     Fields,
     decode_headers,
     field_of,
+    is_marker,
 )
 from penstock.topics.views import BrowsePage, MessageView
 
@@ -112,7 +112,7 @@ def _view(
     if body and body.size > len(body.data):
         payload = msgspec.structs.replace(payload, size=body.size, is_cut=True)
     key, target = field_of(fields, KEY), field_of(fields, TARGET_GROUP)
-    barrier = field_of(fields, BARRIER)
+    barrier = fields[1] if is_marker(fields) else None
     texts = [text(part) for part in fields]
     return MessageView(
         partition=partition,

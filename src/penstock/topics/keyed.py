@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable
 
 from penstock.topics.held import Held, Item
-from penstock.topics.message import BARRIER, KEY, PAYLOAD, Fields, Message, field_of
+from penstock.topics.message import BARRIER, KEY, PAYLOAD, Fields, Message, field_of, is_marker
 from penstock.topics.pace import Pace
 from penstock.topics.work import DEFAULT_CONCURRENCY, PLAIN_FIELDS, Work
 
@@ -85,7 +85,7 @@ class KeyedRunner:
         lines, by_key, ready = self._lines[held], self._by_key, self._ready
         for place, item in enumerate(chunk):
             fields: Fields = item[1] if type(item) is list else _fields_of(item)
-            if fields[0] == BARRIER:
+            if fields[0] == BARRIER and is_marker(fields):
                 self._wake()
                 # Not `_until`: a retry may be due in an hour, a stop is not to wait for it.
                 while self._active[held] and await held.wait_open(_LOOK_EVERY_S):

@@ -10,7 +10,7 @@ import msgspec
 
 from penstock.errors import DecodeError, InvalidMessage
 
-__all__ = ["Fields", "Message", "Outgoing", "Source", "encode_headers", "field_of"]
+__all__ = ["Fields", "Message", "Outgoing", "Source", "encode_headers", "field_of", "is_marker"]
 
 Fields = list[bytes]
 """Names and values in turn, as the server returns an entry."""
@@ -32,6 +32,7 @@ STORED_BESIDE: Final = "hash"
 _INTERNAL: Final = frozenset({STORAGE_TYPE, PAYLOAD_REF, ORIGINAL_SIZE})
 FORCED_PARTITION: Final = "x-force-partition-id"
 
+_ONE_FIELD: Final = 2
 _NOT_YET: Final = object()
 _headers_decoder = msgspec.json.Decoder(dict[str, Any])
 
@@ -134,6 +135,11 @@ class Message:
         """Every field as text, for people and dead letters."""
         texts = [part.decode(errors="backslashreplace") for part in self.fields]
         return dict(zip(texts[::2], texts[1::2], strict=False))
+
+
+def is_marker(fields: Fields) -> bool:
+    """Whether the entry is no message, but the place where the topic grew."""
+    return fields[0] == BARRIER and len(fields) == _ONE_FIELD
 
 
 def field_of(fields: Fields, name: bytes) -> bytes | None:

@@ -21,13 +21,13 @@ from penstock.topics.handlers import Handler
 from penstock.topics.held import Counts, Held, Item
 from penstock.topics.letters import bury, index_field
 from penstock.topics.message import (
-    BARRIER,
     PAYLOAD,
     RETRY_COUNT,
     TARGET_GROUP,
     Fields,
     Message,
     field_of,
+    is_marker,
 )
 from penstock.topics.outcomes import failures_in, handler_error
 from penstock.topics.retries import (
@@ -96,8 +96,7 @@ class Work:
         id_, fields = item
         message = Message(held.source, id_, fields)
         if self._passes_over(held, fields):
-            generation = field_of(fields, BARRIER)
-            if generation is None or await self._barriers.passed(held, _number(generation)):
+            if not is_marker(fields) or await self._barriers.passed(held, _number(fields[1])):
                 held.done(id_)
             return None
         message.attempt += _number(field_of(message.fields, RETRY_COUNT))
@@ -145,6 +144,7 @@ class Work:
         """Try again later, or give up."""
         now_ms = SYSTEM_CLOCK.wall_ms()
         failure = Failure.of(error, message.attempt, now_ms)
+        error.__traceback__ = None  # told; kept, it would hold on to all the handler's variables
         failures = (*held.history.get(message.id, ())[:1], failure)
         if isinstance(error, DecodeError) and _is_undecodable(message):
             decision = GiveUp(DeathReason.UNDECODABLE)
@@ -220,7 +220,7 @@ class Work:
     @staticmethod
     def _passes_over(held: Held, fields: Fields) -> bool:
         """Whether the entry never reaches a handler: a marker, or meant for another group."""
-        if fields[0] == BARRIER:
+        if is_marker(fields):
             return True
         target = field_of(fields, TARGET_GROUP)
         return target is not None and target != held.source.group.encode()
