@@ -68,7 +68,11 @@ class Program:
 
     def result(self) -> dict[str, Any]:
         """Wait for its end; what it told, empty if nothing."""
-        if self._process.wait(_LONGEST_S):
+        try:
+            code = self._process.wait(_LONGEST_S)
+        except subprocess.TimeoutExpired:
+            raise Failed(f"it did not end within {_LONGEST_S:g} s. {self.words()}") from None
+        if code:
             raise Failed(self.words())
         return self._told()
 
@@ -139,6 +143,8 @@ class Arena:
         """Run a consumer until all is settled; messages a second, from the first one on."""
         backlog = backlog or await self.groups()
         whole = await backlog()
+        if not whole:
+            raise Failed("there is nothing to drain")
         with self.started(command, **variables) as program:
             seen = [(time.monotonic(), left) async for left in self.watch(program, backlog)]
         begun = next(place for place, (_, left) in enumerate(seen) if left < whole)
@@ -199,6 +205,7 @@ async def open_arena() -> AsyncIterator[Arena]:
 
 
 def _unsettled(groups: list[list[Any]], length: int) -> int:
-    """A group that is not there yet has everything before it."""
+    """A group that is not there yet has everything before it, as has one that cannot tell."""
     facts = [dict(zip(group[::2], group[1::2], strict=True)) for group in groups]
-    return sum((fact[b"lag"] or 0) + fact[b"pending"] for fact in facts) if facts else length
+    lags = [length if fact[b"lag"] is None else fact[b"lag"] + fact[b"pending"] for fact in facts]
+    return sum(lags) if lags else length
