@@ -112,4 +112,5 @@ async def test_two_hundred_kills_over_a_hundred_thousand_messages(
     figure(suite, f"{name}: order broken", verdict.totals["I05"], "times", "<=", 0)
     figure(suite, f"{name}: starts above the limit", verdict.totals["I11"], "messages", "<=", 0)
     figure(suite, f"{name}: stale acks accepted", verdict.totals["I08"], "acks", "<=", 0)
-    figure(suite, f"{name}: handlers cut off", cut_off, "runs", ">=", 200)
+    # No promise of ours, but of the test: that kills hit workers which were at work.
+    figure(suite, f"{name}: handlers cut off", cut_off, "runs", ">=", 100)
