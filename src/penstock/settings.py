@@ -170,9 +170,9 @@ class TopicSettings(Group):
     """A consumer silent for this long loses its partitions; renewed five times as often."""
     balance_s: Annotated[float, Meta(ge=0.01, le=60)] = 0.5
     """How often a consumer looks for partitions to take or to give up."""
-    fetch: Annotated[int, Meta(ge=1, le=10_000)] = 1_000
+    fetch: Annotated[int, Meta(ge=1, le=10_000)] = 2_000
     """Most messages of one read, over all partitions."""
-    max_inflight: Annotated[int, Meta(ge=1, le=1_000_000)] = 4_000
+    max_inflight: Annotated[int, Meta(ge=1, le=1_000_000)] = 8_000
     """Messages fetched but not settled, above which a consumer stops reading."""
     claim_above: Annotated[int, Meta(ge=1, le=64 * 1024 * 1024)] = 64 * 1024
     """Payloads of more bytes than this are kept beside the stream."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 from collections.abc import Sequence
 from functools import partial
 from typing import Any, Protocol
@@ -81,22 +80,17 @@ class Direct:
 
     def __init__(self, client: Client) -> None:
         self._client = client
-        self._pid = os.getpid()
 
     def ready(self, lane: Lane) -> Wire | None:
         """Return the connection to the partition's owner if it is open and keeps up."""
         wire = lane.wire
-        if wire is None or not wire.alive or wire.behind or self._pid != os.getpid():
-            return None
-        return wire
+        return wire if wire is not None and wire.alive and not wire.behind else None
 
     async def wire_of(self, lane: Lane) -> Wire:
         """Return an open connection to the partition's owner."""
         wire = lane.wire
-        if wire is None or not wire.alive or self._pid != os.getpid():
-            # The client knows whether it was opened in this process.
+        if wire is None or not wire.alive:
             lane.wire = wire = await self._client.wire(slot=lane.slot)
-            self._pid = os.getpid()
         return wire
 
     async def begin(self, lane: Lane, commands: Sequence[bytes]) -> asyncio.Future[list[Reply]]:
