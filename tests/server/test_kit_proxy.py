@@ -54,13 +54,12 @@ def test_a_subscription_passes(proxy, client, namespace, valkey_server):
         assert client.receive() == ["message", namespace, str(number)]
 
 
-def test_a_replica_can_follow_through_it_and_lose_touch(
-    start_server, fault_proxy, valkey_server, namespace
-):
-    proxy = fault_proxy(valkey_server)
+def test_a_replica_can_follow_through_it_and_lose_touch(start_server, fault_proxy):
+    primary = start_server("valkey")  # an empty one: a replica that loads answers nothing else
+    proxy = fault_proxy(primary)
     replica = start_server("valkey", "--replicaof", "127.0.0.1", str(proxy.port))
-    valkey_server.command("SET", f"{namespace}:1", "seen")
-    wait_until(lambda: replica.command("GET", f"{namespace}:1") == "seen", what="replication")
+    primary.command("SET", "1", "seen")
+    wait_until(lambda: replica.command("GET", "1") == "seen", what="replication")
 
     proxy.refuse()
     proxy.cut()

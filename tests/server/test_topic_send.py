@@ -215,7 +215,11 @@ async def test_an_idempotency_key_that_cannot_be_is_refused(make_topic, key):
         await make_topic(partitions=1).send(1, idempotency_key=key)
 
 
-@pytest.mark.parametrize("payload", [object(), float("nan"), "\ud800", {1j: 2}], ids=repr)
+@pytest.mark.parametrize(
+    "payload",
+    [object(), float("nan"), "\ud800", {1j: 2}],
+    ids=["object", "NaN", "half a pair", "complex key"],
+)
 async def test_a_payload_that_cannot_be_stored_is_told_before_anything_is_sent(
     topic_client, make_topic, payload
 ):
