@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import Counter
 from typing import Any
 
@@ -313,6 +314,30 @@ async def test_a_lease_that_nobody_renews_passes_on(app, consume):
     consumer = await consume(orders, no_op)
     await orders.send(1)
     await eventually(lambda: consumer.counts.handled == 1, 3)
+
+
+@pytest.mark.parametrize("blocking", [False, True], ids=["async", "in a thread"])
+async def test_a_handler_that_outlasts_many_leases_runs_once(open_app, consume, place, blocking):
+    lease_s, begun, ended = 0.4, [], []
+
+    async def slow(number: int) -> None:
+        begun.append(number)
+        await asyncio.sleep(5 * lease_s)
+        ended.append(number)
+
+    def slow_in_a_thread(number: int) -> None:
+        begun.append(number)
+        time.sleep(5 * lease_s)
+        ended.append(number)
+
+    app = await open_app(place, lease_ttl_s=lease_s)
+    orders = app.topic("orders", type=int)
+    handler = slow_in_a_thread if blocking else slow
+    consumers = [await consume(orders, handler) for _ in range(2)]
+    await orders.send(1)
+    await eventually(lambda: sum(one.counts.handled for one in consumers) == 1)
+    assert (begun, ended) == ([1], [1])
+    assert sum(one.counts.leases_lost for one in consumers) == 0
 
 
 async def test_an_owner_that_lost_its_partition_changes_nothing_and_says_so(app, consume):
