@@ -56,6 +56,25 @@ async def test_an_ordered_retry_keeps_its_place_when_the_owner_changes(app, cons
     assert notes.seen == [(0, 2), (1, 1), (2, 1), (3, 1), (4, 1)]
 
 
+async def test_a_retry_that_was_taken_over_does_not_wait_for_a_clock_that_is_set_back(app, consume):
+    orders = app.topic("orders", type=int)
+    await orders.send(1)
+
+    async def fails(message: Message) -> None:
+        raise Retry(after=1.0)
+
+    first = await consume(orders, fails, retry=LATER)
+    await eventually(lambda: first.counts.retried == 1)
+    await first.stop()
+    notes = Notes()
+    second = await consume(orders, notes, retry=LATER)
+    await eventually(lambda: [held.readable for held in second._serving] == [True])
+    keys = app.redis.keys.partition("orders", 0)
+    [id_] = await app.redis.call("ZRANGE", keys.retry("group"), 0, -1)
+    await app.redis.call("ZINCRBY", keys.retry("group"), 3_600_000, id_)  # as the clock sees it now
+    await eventually(lambda: notes.seen == [(1, 2)])
+
+
 async def test_an_unordered_retry_does_not_hold_up_the_next_owner(app, consume):
     orders = app.topic("orders", type=int)
     await orders.send_batch([0, 1, 2])

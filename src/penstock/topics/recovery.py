@@ -100,7 +100,8 @@ class Recovery:
 
     def _taken_over(self, held: Held, left: Left) -> Item | None:
         if left.wait_ms and not self._in_order:
-            return None  # the retry loop brings it back
+            held.retry_in(left.id, left.wait_ms / 1000)  # the retry loop brings it back
+            return None
         message = self._work.recovered(held, left)
         if message is not None:
             self._work.counts.recovered += 1
