@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -69,20 +70,20 @@ def route_for(client: Client, direct: Direct, durability: Durability) -> Route:
     )
 
 
-class _Promise:
+class _Promise(ABC):
     """What makes a group of writes safe."""
 
     def __init__(self, client: Client) -> None:
         self.client = client
         self.limit_s = client.settings.topics.durability_s
 
+    @abstractmethod
     async def check(self, wire: Wire) -> None:
         """Raise `DurabilityUnavailable` if the promise cannot be kept here."""
-        raise NotImplementedError
 
+    @abstractmethod
     async def keep(self, wire: Wire, commands: list[bytes]) -> tuple[list[Reply], str]:
         """Send `commands`; their replies, and what is missing of the promise, '' for nothing."""
-        raise NotImplementedError
 
     async def _send_with(
         self, wire: Wire, commands: list[bytes], last: Command
