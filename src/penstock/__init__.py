@@ -58,6 +58,7 @@ from penstock.redis.shared import close_redis, get_redis, get_redis_optional, in
 from penstock.settings import Settings
 
 if TYPE_CHECKING:
+    from penstock.delivery.retries import DeadLetter, Exponential, Fixed, Retry, RetryPolicy
     from penstock.topics.admin import TopicAdmin
     from penstock.topics.consumer import Consumer
     from penstock.topics.dead_letters import DeadLetters
@@ -72,7 +73,6 @@ if TYPE_CHECKING:
         Random,
         RoundRobin,
     )
-    from penstock.topics.retries import DeadLetter, Exponential, Fixed, Retry, RetryPolicy
     from penstock.topics.subscription import Subscription
     from penstock.topics.topic import Topic
 
@@ -86,7 +86,7 @@ _LAZY = {
     "topics.partitioners": (
         *("ConsistentRing", "Crc32", "JavaHash", "Partitioner", "Random", "RoundRobin"),
     ),
-    "topics.retries": ("DeadLetter", "Exponential", "Fixed", "Retry", "RetryPolicy"),
+    "delivery.retries": ("DeadLetter", "Exponential", "Fixed", "Retry", "RetryPolicy"),
     "topics.subscription": ("Subscription",),
     "topics.topic": ("Topic",),
 }

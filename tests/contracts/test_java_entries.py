@@ -9,11 +9,11 @@ import msgspec
 import pytest
 
 from penstock import Penstock
+from penstock.delivery.retries import Fixed, RetryPolicy
 from penstock.settings import Settings, TopicSettings, WorkerSettings
 from penstock.testing.eventually import eventually
 from penstock.topics.consumer import Consumer
 from penstock.topics.message import Message
-from penstock.topics.retries import Fixed, RetryPolicy
 from penstock.topics.subscription import Subscription
 
 INSTANT = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d{3,9})?Z")

@@ -8,10 +8,10 @@ from typing import Any
 import msgspec
 import pytest
 
+from penstock.delivery.retries import DeadLetter, Fixed, Retry, RetryPolicy
 from penstock.errors import ConfigError
 from penstock.testing.eventually import eventually
 from penstock.topics.message import Message
-from penstock.topics.retries import DeadLetter, Fixed, Retry, RetryPolicy
 
 QUICK = RetryPolicy(max_attempts=3, backoff=Fixed(0.02))
 

@@ -9,11 +9,11 @@ from typing import Any
 import msgspec
 import pytest
 
+from penstock.delivery.retries import Fixed, RetryPolicy
 from penstock.testing.eventually import eventually
 from penstock.topics.facts import Retention
 from penstock.topics.message import Message
 from penstock.topics.retention import trim_partition
-from penstock.topics.retries import Fixed, RetryPolicy
 
 QUICK = RetryPolicy(max_attempts=2, backoff=Fixed(0.02))
 # Random, so that it stays large when compressed.

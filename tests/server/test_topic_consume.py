@@ -13,12 +13,12 @@ from typing import Any
 import msgspec
 import pytest
 
+from penstock.delivery.retries import Fixed, RetryPolicy
 from penstock.settings import WorkerSettings
 from penstock.testing.eventually import eventually
 from penstock.testing.lifecycle import check_lifecycle
 from penstock.topics.consumer import Consumer
 from penstock.topics.message import Message, Outgoing
-from penstock.topics.retries import Fixed, RetryPolicy
 from penstock.topics.subscription import Subscription
 
 QUICK = RetryPolicy(max_attempts=3, backoff=Fixed(0.02))

@@ -6,6 +6,7 @@ from zlib import crc32
 import msgspec
 import pytest
 
+from penstock.delivery.retries import Failure
 from penstock.errors import InvalidMessage, OutcomeUnknown, TopicError, TopicMissing
 from penstock.redis.client import Client
 from penstock.redis.codec import Codec
@@ -14,7 +15,6 @@ from penstock.topics.dead_letters import DeadLetters
 from penstock.topics.facts import ensure_topic
 from penstock.topics.letters import bury
 from penstock.topics.message import Message, Source, field_of
-from penstock.topics.retries import Failure
 
 
 @pytest.fixture(params=["valkey_server", "cluster"])

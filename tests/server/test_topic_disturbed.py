@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
+from penstock.delivery.retries import Fixed, Retry, RetryPolicy
 from penstock.errors import TopicMissing
 from penstock.testing.eventually import eventually
 from penstock.topics.message import Message, Outgoing
-from penstock.topics.retries import Fixed, Retry, RetryPolicy
 
 ONCE = RetryPolicy(max_attempts=1)
 LATER = RetryPolicy(max_attempts=5, backoff=Fixed(60))

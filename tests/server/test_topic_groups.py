@@ -5,6 +5,7 @@ from datetime import UTC, datetime
 import msgspec
 import pytest
 
+from penstock.delivery.retries import Failure
 from penstock.errors import GroupMissing, InvalidMessage, TopicError
 from penstock.redis.client import Client
 from penstock.redis.codec import Codec
@@ -14,7 +15,6 @@ from penstock.topics import groups
 from penstock.topics.admin import TopicAdmin
 from penstock.topics.facts import read_facts
 from penstock.topics.registration import register_group
-from penstock.topics.retries import Failure
 
 PLACES = ["valkey", "redis7", "redis62", "cluster"]
 

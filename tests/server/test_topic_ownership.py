@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
+from penstock.delivery.retries import RetryPolicy
 from penstock.settings import WorkerSettings
 from penstock.testing.eventually import eventually
 from penstock.topics.message import Message, Outgoing
-from penstock.topics.retries import RetryPolicy
 
 ONCE = RetryPolicy(max_attempts=1)
 

@@ -8,9 +8,9 @@ from typing import Any
 import msgspec
 import pytest
 
+from penstock.delivery.retries import DeadLetter, Fixed, Retry, RetryPolicy
 from penstock.testing.eventually import eventually
 from penstock.topics.message import Message, Outgoing
-from penstock.topics.retries import DeadLetter, Fixed, Retry, RetryPolicy
 
 QUICK = RetryPolicy(max_attempts=3, backoff=Fixed(0.02))
 LATER = RetryPolicy(max_attempts=3, backoff=Fixed(60))

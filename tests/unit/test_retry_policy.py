@@ -14,8 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.errors import SettingError
-from penstock.topics.retries import (
+from penstock.delivery.retries import (
     DeadLetter,
     DeathReason,
     Exponential,
@@ -26,6 +25,7 @@ from penstock.topics.retries import (
     RetryIn,
     RetryPolicy,
 )
+from penstock.errors import SettingError
 
 NOW_MS = 1_782_892_800_000
 NOW = datetime(2026, 7, 1, 8, 0, tzinfo=UTC)

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.topics.times import LONGEST_WAIT, due_ms, resolve_position, wait_s
+from penstock.delivery.times import LONGEST_WAIT, due_ms, resolve_position, wait_s
 
 NOW = 1_700_000_000_000
 MOMENT = datetime(2026, 7, 1, 8, 0, tzinfo=UTC)

@@ -6,12 +6,12 @@ from collections.abc import Sequence
 
 import msgspec
 
+from penstock.delivery.retries import Failure
 from penstock.errors import LeaseLost
 from penstock.redis.client import Client
 from penstock.redis.keys import PartitionKeys
 from penstock.redis.wire import Argument, Reply
 from penstock.topics.message import Fields, Message, Source
-from penstock.topics.retries import Failure
 
 __all__ = ["CONSUMER", "Claim", "Left"]
 

@@ -7,19 +7,18 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from datetime import timedelta
 from typing import Any, Literal
 
+from penstock.delivery.audit import Act, default_who, read_acts
+from penstock.delivery.times import wait_s
 from penstock.errors import InvalidMessage, ServerError, TopicError, TopicMissing
 from penstock.redis.client import Client
 from penstock.redis.codec import Codec
-from penstock.topics.audit import default_who, read_acts
 from penstock.topics.bodies import SHOWN_BYTES, without_reference
 from penstock.topics.letters import Letter
 from penstock.topics.looking import ask, now_ms
 from penstock.topics.message import encode_headers
 from penstock.topics.partitioners import Crc32, Partitioner
 from penstock.topics.replay import Replay
-from penstock.topics.times import wait_s
 from penstock.topics.views import (
-    Act,
     LetterKind,
     LetterKinds,
     LetterPage,
@@ -124,7 +123,7 @@ class DeadLetters:
     async def audit(self, count: int = 100) -> list[Act]:
         """Return what was done last to letters and groups, the newest first. Two round trips."""
         await self.count()
-        return await read_acts(self._client, self.topic, count)
+        return await read_acts(self._client, self._client.keys.topic(self.topic).audit, count)
 
     # --- acting
 

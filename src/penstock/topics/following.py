@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from datetime import datetime
 
+from penstock.delivery.times import EARLIEST, LATEST, resolve_position
 from penstock.errors import InvalidMessage
 from penstock.redis.client import Client
 from penstock.redis.codec import Codec
@@ -16,7 +17,6 @@ from penstock.topics.browsing import Place, show_entries
 from penstock.topics.facts import read_facts
 from penstock.topics.looking import as_dict, ask, id_numbers, text
 from penstock.topics.message import Fields
-from penstock.topics.times import EARLIEST, LATEST, resolve_position
 from penstock.topics.views import MessageView
 
 __all__ = ["follow_topic"]

@@ -9,15 +9,15 @@ from typing import Any
 
 import msgspec
 
+from penstock.delivery.audit import record_act
+from penstock.delivery.times import resolve_position
 from penstock.errors import GroupMissing, InvalidName, TopicError
 from penstock.redis.client import Client
 from penstock.redis.keys.names import check_name
 from penstock.redis.wire import Command, Reply
-from penstock.topics.audit import record_act
 from penstock.topics.facts import read_facts
 from penstock.topics.looking import as_dict, ask, id_numbers, now_ms, text
 from penstock.topics.registration import Registration
-from penstock.topics.times import resolve_position
 from penstock.topics.views import GroupView, MemberView, PartitionLag
 
 __all__ = [
@@ -251,7 +251,12 @@ async def reset_group(
     if 1 not in known:
         raise GroupMissing(topic, group)
     await record_act(
-        client, topic, who=who, what="reset group", count=known.count(1), detail=f"{group} {start}"
+        client,
+        client.keys.topic(topic).audit,
+        who=who,
+        what="reset group",
+        count=known.count(1),
+        detail=f"{group} {start}",
     )
 
 
@@ -282,7 +287,14 @@ async def delete_group(
     )
     if not known and not told:
         raise GroupMissing(topic, group)
-    await record_act(client, topic, who=who, what="delete group", count=known, detail=group)
+    await record_act(
+        client,
+        client.keys.topic(topic).audit,
+        who=who,
+        what="delete group",
+        count=known,
+        detail=group,
+    )
 
 
 async def drop_group(client: Client, topic: str, group: str, indexes: range) -> int:

@@ -12,12 +12,12 @@ from dataclasses import dataclass
 from heapq import heappop, heappush
 from typing import Any, TypeVar
 
+from penstock.delivery.retries import Failure
 from penstock.errors import LeaseLost, ServerError, TopicMissing
 from penstock.quiet import RateLimitedLog
 from penstock.runtime.backoff import retry_delay_s
 from penstock.topics.claim import Claim, Left
 from penstock.topics.message import Message
-from penstock.topics.retries import Failure
 from penstock.topics.room import Room
 
 __all__ = ["Counts", "Held", "Item"]

@@ -18,6 +18,7 @@ from datetime import UTC, datetime
 import msgspec
 
 from penstock.clock import SYSTEM_CLOCK
+from penstock.delivery.retries import Failure
 from penstock.errors import TopicMissing
 from penstock.redis.client import Client
 from penstock.redis.codec import Codec
@@ -34,7 +35,6 @@ from penstock.topics.message import (
     encode_headers,
     field_of,
 )
-from penstock.topics.retries import Failure
 from penstock.topics.views import LetterView
 
 __all__ = ["Letter", "bury", "index_field", "iso_time", "letter_fields"]

@@ -1,33 +1,14 @@
-"""How a handler ended: what it raised or returned, seen as a failure or as none."""
+"""What a batch handler returned, seen as failures or as none."""
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 from penstock.errors import ConfigError
 from penstock.topics.message import Message
 
-__all__ = ["failures_in", "handler_error"]
-
-
-def handler_error(error: BaseException) -> Exception:
-    """Return what a handler raised as its failure; raise it again if it is not the handler's own.
-
-    A handler that awaits something cancelled ends as cancelled, although nobody cancelled it.
-    Taken for a cancellation of ours that would end the loop which runs handlers. Libraries have
-    errors of their own beside `Exception`, too; only what is to end the process or closes a
-    coroutine passes.
-    """
-    if isinstance(error, Exception):
-        return error
-    if isinstance(error, KeyboardInterrupt | SystemExit | GeneratorExit) or _is_being_cancelled():
-        raise error
-    told = "ended as cancelled, but nobody cancelled it"
-    if not isinstance(error, asyncio.CancelledError):
-        told = f"raised {type(error).__qualname__}, which is no Exception"
-    return RuntimeError(f"the handler {told}").with_traceback(error.__traceback__)
+__all__ = ["failures_in"]
 
 
 def failures_in(outcome: object, messages: Sequence[Message]) -> Mapping[Message, Exception]:
@@ -60,11 +41,3 @@ def failures_in(outcome: object, messages: Sequence[Message]) -> Mapping[Message
 def _shortened(value: object) -> str:
     text = repr(value)
     return text if len(text) <= 100 else f"{text[:99]}…"  # noqa: PLR2004  enough to know it again
-
-
-def _is_being_cancelled() -> bool:
-    try:
-        task = asyncio.current_task()
-    except RuntimeError:  # a thread, which nobody can cancel
-        return False
-    return task is not None and task.cancelling() > 0

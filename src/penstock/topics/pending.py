@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import msgspec
 
+from penstock.delivery.retries import Failure
 from penstock.errors import GroupMissing, InvalidMessage
 from penstock.redis.client import Client
 from penstock.topics.facts import read_facts
 from penstock.topics.looking import text
-from penstock.topics.retries import Failure
 from penstock.topics.views import PendingPage, PendingView
 
 __all__ = ["list_pending"]

@@ -9,10 +9,11 @@ from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager, nullcontext
 from typing import Any
 
+from penstock.delivery.outcomes import handler_error
 from penstock.errors import DecodeError
 from penstock.topics.held import Held, Item
 from penstock.topics.message import PAYLOAD, Message
-from penstock.topics.outcomes import failures_in, handler_error
+from penstock.topics.outcomes import failures_in
 from penstock.topics.pace import Pace
 from penstock.topics.work import PLAIN_FIELDS, Work
 

@@ -11,6 +11,7 @@ from typing import Any
 from zlib import crc32
 
 from penstock.clock import SYSTEM_CLOCK
+from penstock.delivery.times import due_ms
 from penstock.errors import (
     DurabilityMissed,
     InvalidMessage,
@@ -45,7 +46,6 @@ from penstock.topics.partitioners import (
     RoundRobin,
     check_partition,
 )
-from penstock.topics.times import due_ms
 
 __all__ = ["Sender"]
 

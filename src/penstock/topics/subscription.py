@@ -6,9 +6,9 @@ import re
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypedDict, cast
 
+from penstock.delivery.retries import RetryPolicy
 from penstock.errors import ConfigError
 from penstock.redis.keys import check_name
-from penstock.topics.retries import RetryPolicy
 
 __all__ = ["Ordering", "Subscription", "SubscriptionOptions"]
 

@@ -7,7 +7,6 @@ import msgspec
 from penstock.topics.facts import Options
 
 __all__ = [
-    "Act",
     "Adopted",
     "BrowsePage",
     "GroupView",
@@ -285,14 +284,3 @@ class Replayed(msgspec.Struct, frozen=True, kw_only=True):
     """Asked for by id, but not there (any more)."""
     skipped: dict[str, str] = {}
     """Letters that cannot be sent, with the reason; they stay."""
-
-
-class Act(msgspec.Struct, frozen=True, kw_only=True):
-    """Something that somebody did to a topic's dead letters or groups."""
-
-    id: str
-    at_ms: int
-    who: str
-    what: str
-    count: int
-    detail: str = ""

@@ -11,6 +11,13 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 from penstock.clock import SYSTEM_CLOCK
+from penstock.delivery.outcomes import handler_error
+from penstock.delivery.retries import (
+    DeathReason,
+    Failure,
+    GiveUp,
+    RetryIn,
+)
 from penstock.errors import DecodeError
 from penstock.quiet import RateLimitedLog
 from penstock.redis.client import Client
@@ -29,13 +36,7 @@ from penstock.topics.message import (
     field_of,
     is_marker,
 )
-from penstock.topics.outcomes import failures_in, handler_error
-from penstock.topics.retries import (
-    DeathReason,
-    Failure,
-    GiveUp,
-    RetryIn,
-)
+from penstock.topics.outcomes import failures_in
 from penstock.topics.subscription import Subscription
 
 __all__ = ["DEFAULT_CONCURRENCY", "PLAIN_FIELDS", "Work"]

@@ -21,6 +21,7 @@ from pathlib import Path
 
 from penstock import Penstock
 from penstock.clock import SYSTEM_CLOCK
+from penstock.delivery.retries import DeadLetter, Fixed, RetryPolicy
 from penstock.errors import ServerError
 from penstock.redis.keys import Keys
 from penstock.runtime.process import run_process
@@ -29,7 +30,6 @@ from penstock.testing.history import Recorder, payload_hash
 from penstock.topics.consumer import Consumer
 from penstock.topics.held import Held
 from penstock.topics.message import Message
-from penstock.topics.retries import DeadLetter, Fixed, RetryPolicy
 
 PR_SET_PDEATHSIG = 1
 MOST_PARTITIONS = 32

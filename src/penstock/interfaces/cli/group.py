@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import click
 
+from penstock.delivery.times import EARLIEST, LATEST
 from penstock.interfaces.cli.administer import administer
 from penstock.interfaces.cli.main import pass_settings
 from penstock.interfaces.cli.output import json_option, say, say_json
 from penstock.interfaces.cli.values import confirm, position, yes_option
 from penstock.interfaces.cli.wording import age, plural, table
 from penstock.settings import Settings
-from penstock.topics.times import EARLIEST, LATEST
 from penstock.topics.views import GroupView
 
 __all__ = ["group"]

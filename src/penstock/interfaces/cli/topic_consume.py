@@ -18,6 +18,8 @@ import click
 import msgspec
 
 from penstock.app import Penstock
+from penstock.delivery.retries import RetryPolicy
+from penstock.delivery.times import LATEST
 from penstock.errors import TopicMissing
 from penstock.interfaces.cli.main import pass_settings
 from penstock.interfaces.cli.output import json_option, reader_left, say, say_json
@@ -32,9 +34,7 @@ from penstock.topics.bodies import show_payload
 from penstock.topics.consumer import Consumer
 from penstock.topics.delayed import Mover
 from penstock.topics.message import Message
-from penstock.topics.retries import RetryPolicy
 from penstock.topics.subscription import Subscription
-from penstock.topics.times import LATEST
 from penstock.topics.views import MessageView
 
 __all__ = ["consume"]

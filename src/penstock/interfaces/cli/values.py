@@ -9,11 +9,11 @@ from typing import Literal, cast
 
 import click
 
+from penstock.delivery.times import resolve_position, wait_s
 from penstock.interfaces.cli.output import ExitCode, fail
 from penstock.runtime.logs import cleaned
 from penstock.topics.durability import Durability, replicated
 from penstock.topics.partitioners import Crc32, JavaHash, Partitioner
-from penstock.topics.times import resolve_position, wait_s
 
 __all__ = [
     "confirm",

@@ -27,8 +27,8 @@ from typing import Any, Literal, Self, cast
 import msgspec
 
 from penstock.clock import SYSTEM_CLOCK
+from penstock.delivery.times import LONGEST_WAIT, wait_s
 from penstock.errors import SettingError
-from penstock.topics.times import LONGEST_WAIT, wait_s
 
 __all__ = [
     "Backoff",
@@ -301,7 +301,9 @@ _LONGEST_STACK_BYTES = 8 * 1024
 _MOST_FRAMES = 64
 _MOST_CAUSES = 16
 # Frames of what calls a handler. They change with how it is run and with Penstock's version.
-_CALLERS = re.compile(r"(penstock\.(topics|runtime)|asyncio|concurrent\.futures|threading)(\.|$)")
+_CALLERS = re.compile(
+    r"(penstock\.(topics|queues|delivery|runtime)|asyncio|concurrent\.futures|threading)(\.|$)"
+)
 # Python 3.12 and later run these within the function around them.
 _COMPREHENSIONS = (".<listcomp>", ".<dictcomp>", ".<setcomp>")
 _CHANGING = re.compile(r"0x[0-9a-f]+|\b(?=[a-f-]*\d)[0-9a-f-]{8,}\b|\d+", re.IGNORECASE)
