@@ -18,6 +18,13 @@ PenstockError
 │   ├── GroupMissing          there is no such group
 │   ├── LeaseLost             a partition has passed to another consumer; nothing was written
 │   └── InvalidMessage        a key, header, time or position that no message can have
+├── QueueError                a queue or a job is not as the caller thinks
+│   ├── QueueFull             there is no room, and the policy takes no more; nothing was stored
+│   ├── QueueMismatch         the queue is used from its other end
+│   ├── JobMissing            there is no such job, or it has no record
+│   ├── JobFailed             the job whose result was asked for ended without one
+│   ├── ClaimLost             a job has passed to another worker; nothing was written
+│   └── InvalidJob            an argument, option or time that no job can have
 ├── SendBatchFailed           not every message of a batch is confirmed; `outcomes` has them all
 ├── NotOpen                   used before it was opened, after it was closed, or in a forked child
 └── ServerError               a command did not end confirmed; `outcome` says how it did end
@@ -54,6 +61,7 @@ __all__ = [
     "AddressError",
     "AuthenticationFailed",
     "BinaryMissing",
+    "ClaimLost",
     "ClusterDown",
     "CodecError",
     "CommandRefused",
@@ -65,8 +73,11 @@ __all__ = [
     "EncodeError",
     "GroupMissing",
     "InflationRefused",
+    "InvalidJob",
     "InvalidMessage",
     "InvalidName",
+    "JobFailed",
+    "JobMissing",
     "LeaseLost",
     "NotOpen",
     "OutOfMemory",
@@ -75,6 +86,9 @@ __all__ = [
     "PenstockError",
     "PermissionRefused",
     "PoolExhausted",
+    "QueueError",
+    "QueueFull",
+    "QueueMismatch",
     "ReadOnlyReplica",
     "Redirected",
     "Rejected",
@@ -237,6 +251,72 @@ class LeaseLost(TopicError):
 
 class InvalidMessage(TopicError):
     """A key, header, time or position that no message can have."""
+
+
+class QueueError(PenstockError):
+    """A queue or a job is not as the caller thinks."""
+
+
+class QueueFull(QueueError):
+    """There is no room, and the queue's policy takes no more; nothing was stored."""
+
+    def __init__(self, queue: str, length: int, max_size: int) -> None:
+        super().__init__(queue, length, max_size)
+        self.queue, self.length, self.max_size = queue, length, max_size
+
+    def __str__(self) -> str:
+        return f"queue {self.queue!r} is full: {self.length} jobs wait, {self.max_size} may"
+
+
+class QueueMismatch(QueueError):
+    """Jobs are pushed to the other end of the queue than the caller says."""
+
+    def __init__(self, queue: str, side: str, wanted: str) -> None:
+        super().__init__(queue, side, wanted)
+        self.queue, self.side, self.wanted = queue, side, wanted
+
+    def __str__(self) -> str:
+        return (
+            f"jobs of queue {self.queue!r} are pushed to its {self.side}, not to its {self.wanted}"
+        )
+
+
+class JobMissing(QueueError):
+    """There is no such job, or none that has a record."""
+
+    def __init__(self, queue: str, job_id: str) -> None:
+        super().__init__(queue, job_id)
+        self.queue, self.job_id = queue, job_id
+
+    def __str__(self) -> str:
+        return f"queue {self.queue!r} has no record of job {self.job_id!r}"
+
+
+class JobFailed(QueueError):
+    """The job whose result was asked for ended without one: failed, cancelled or expired."""
+
+    def __init__(self, queue: str, job_id: str, status: str, error: str) -> None:
+        super().__init__(queue, job_id, status, error)
+        self.queue, self.job_id, self.status, self.error = queue, job_id, status, error
+
+    def __str__(self) -> str:
+        why = f": {self.error}" if self.error else ""
+        return f"job {self.job_id!r} in queue {self.queue!r} is {self.status}{why}"
+
+
+class ClaimLost(QueueError):
+    """A job has passed to another worker; what the caller said of it was not written."""
+
+    def __init__(self, queue: str, job_id: str) -> None:
+        super().__init__(queue, job_id)
+        self.queue, self.job_id = queue, job_id
+
+    def __str__(self) -> str:
+        return f"job {self.job_id!r} in queue {self.queue!r} has passed to another worker"
+
+
+class InvalidJob(QueueError, ValueError):
+    """An argument, an option or a time that no job can have; nothing was stored."""
 
 
 class SendBatchFailed(PenstockError):

@@ -30,6 +30,7 @@ __all__ = [
     "HealthSettings",
     "LogSettings",
     "PoolSettings",
+    "QueueSettings",
     "RetrySettings",
     "Settings",
     "TimeoutSettings",
@@ -187,6 +188,39 @@ class TopicSettings(Group):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class QueueSettings(Group):
+    """Queues and their workers."""
+
+    section: ClassVar[str] = "queues"
+    max_size: Annotated[int, Meta(ge=0, le=1_000_000_000)] = 10_000
+    """Most jobs that wait in a queue or in one of its lanes; 0 for any number."""
+    overflow_policy: Literal["reject", "dlq", "drop_oldest"] = "reject"
+    """What a full queue does with a new job: see `docs/how-to/queues.md`."""
+    pressure: Share = 0.8
+    """How full a queue is when a push comes back with a warning."""
+    max_overflow: Annotated[int, Meta(ge=0, le=1_000_000_000)] = 10_000
+    """Most jobs that the policy `dlq` moves aside; beyond it the queue rejects."""
+    concurrency: Annotated[int, Meta(ge=1, le=10_000)] = 32
+    """Jobs of one queue that run at the same time in one worker process."""
+    prefetch: Annotated[int, Meta(ge=1, le=2_000)] = 500
+    """Most jobs of one claim. Only jobs quicker than a few milliseconds are claimed ahead."""
+    poll_s: Annotated[float, Meta(ge=0.005, le=10)] = 0.1
+    """How often an idle worker looks for jobs that have become due."""
+    beat_s: Annotated[float, Meta(ge=0.05, le=600)] = 1.0
+    """How often a worker tells its queues that it lives, from a thread of its own."""
+    silence_s: Annotated[float, Meta(ge=0.2, le=3_600)] = 5.0
+    """A worker silent for this long is dead: its jobs go back to the front."""
+    keep_s: Annotated[float, Meta(gt=0, le=3_650 * 86_400)] = 7 * 86_400.0
+    """How long the record of a job stays after the job has ended."""
+    unique_s: Annotated[float, Meta(gt=0, le=3_650 * 86_400)] = 7 * 86_400.0
+    """How long a unique key holds at most if its job never ends."""
+    max_job_bytes: Bytes = 512 * 1024
+    """Largest job, as it is stored. Put larger data elsewhere and queue its address."""
+    unknown_s: Annotated[float, Meta(ge=0, le=30 * 86_400)] = 3_600.0
+    """How long a task that no worker knows waits for one that does, before it is a dead letter."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LogSettings(Group):
     section: ClassVar[str] = "log"
     format: Literal["human", "json"] = "human"
@@ -218,6 +252,7 @@ class Settings(Group):
     health: HealthSettings = field(default_factory=HealthSettings)
     worker: WorkerSettings = field(default_factory=WorkerSettings)
     topics: TopicSettings = field(default_factory=TopicSettings)
+    queues: QueueSettings = field(default_factory=QueueSettings)
     log: LogSettings = field(default_factory=LogSettings)
 
     def __post_init__(self) -> None:
@@ -227,6 +262,12 @@ class Settings(Group):
                 "worker.heartbeat_s",
                 self.worker.heartbeat_s,
                 f"less than worker.heartbeat_ttl_s ({self.worker.heartbeat_ttl_s})",
+            )
+        if self.queues.beat_s >= self.queues.silence_s:
+            raise SettingError(
+                "queues.beat_s",
+                self.queues.beat_s,
+                f"less than queues.silence_s ({self.queues.silence_s})",
             )
         if self.retry.base_s > self.retry.max_s:
             raise SettingError(

@@ -25,6 +25,7 @@ __all__ = ["Script", "ScriptCaller", "load_script"]
 # From this version on a script may say in its first line how it wants to be run.
 _FLAGS_SINCE = 7
 _FLAGS = re.compile(r"^-- Flags: ([a-z,-]+)", re.MULTILINE)
+_INCLUDE = re.compile(r"^-- Include: ([a-z]+)$", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,11 +59,16 @@ class Script:
 
 @cache
 def load_script(name: str) -> Script:
-    """Read `lua/<name>.lua`."""
-    plain = files("penstock.redis").joinpath("lua", f"{name}.lua").read_text(encoding="utf-8")
+    """Read `lua/<name>.lua`; for its lines `-- Include: <part>` stand the files in `lua/parts`."""
+    plain = _INCLUDE.sub(lambda found: _read("parts", found[1]), _read(name))
     flags = _FLAGS.search(plain)
     text = f"#!lua flags={flags[1]}\n{plain}" if flags else plain
     return Script(name, text, _digest(text), plain, _digest(plain))
+
+
+def _read(*path: str) -> str:
+    folder, name = ("lua", *path[:-1]), path[-1]
+    return files("penstock.redis").joinpath(*folder, f"{name}.lua").read_text(encoding="utf-8")
 
 
 def _digest(text: str) -> str:

@@ -18,8 +18,9 @@ from penstock.redis.keys.coordination import (
     WindowKeys,
 )
 from penstock.redis.keys.family import Family, RedisType, Ttl
+from penstock.redis.keys.keyring import QueueKeyring
 from penstock.redis.keys.names import check_name, decode_id, encode_id
-from penstock.redis.keys.queues import PRIORITIES, JobKeys, Priority, QueueKeys
+from penstock.redis.keys.queues import PRIORITIES, JobKeys, Priority, QueueKeys, QueuesKeys
 from penstock.redis.keys.reading import KeyRead, classify, read_key
 from penstock.redis.keys.slots import SLOTS, key_slot
 from penstock.redis.keys.topics import PartitionKeys, TopicKeys, TopicsKeys
@@ -43,7 +44,9 @@ __all__ = [
     "PartitionKeys",
     "Priority",
     "ProbeKeys",
+    "QueueKeyring",
     "QueueKeys",
+    "QueuesKeys",
     "RedisType",
     "RunKeys",
     "SlotKeys",

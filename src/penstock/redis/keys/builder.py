@@ -23,7 +23,7 @@ from penstock.redis.keys.names import (
     check_queue,
     encode_id,
 )
-from penstock.redis.keys.queues import JobKeys, QueueKeys
+from penstock.redis.keys.queues import JobKeys, QueueKeys, QueuesKeys
 from penstock.redis.keys.topics import PartitionKeys, TopicKeys, TopicsKeys
 from penstock.redis.keys.uploads import UploadKeys
 from penstock.redis.keys.workers import ProbeKeys, WorkersKeys
@@ -70,6 +70,10 @@ class Keys:
         check_number("partition", index)
         home = f"{{{topic}:{index}}}" if self.cluster else f"{topic}:p:{index}"
         return PartitionKeys(self._root, home)
+
+    def queues(self) -> QueuesKeys:
+        """Keys of all queues together."""
+        return QueuesKeys(self._root, self._tagged("queues"))
 
     def queue(self, queue: str) -> QueueKeys:
         """Keys of a queue."""

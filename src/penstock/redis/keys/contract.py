@@ -175,6 +175,10 @@ _TOPICS = (
 
 _QUEUES = (
     Family(
+        "queues.registry", "penstock:queues:registry", "penstock:{queues}:registry",
+        SET, NEVER, "kept; a queue leaves it when deleted", "queues", OURS,
+    ),
+    Family(
         "queue.waiting", "<queue>", "{<queue>}",
         LIST, NEVER, "a job leaves when claimed", "queues", PUSH,
     ),
@@ -195,18 +199,79 @@ _QUEUES = (
         LIST, NEVER, "until replayed or purged; bounded", "queues", OURS,
     ),
     Family(
+        "queue.state",
+        "penstock:queue:<queue>:state", "penstock:queue:{<queue>}:state",
+        HASH, NEVER, "kept; a queue has one while it is used", "queues", OURS,
+    ),
+    Family(
+        "queue.counters",
+        "penstock:queue:<queue>:counters", "penstock:queue:{<queue>}:counters",
+        HASH, NEVER, "kept", "queues", OURS,
+    ),
+    Family(
+        "queue.workers",
+        "penstock:queue:<queue>:workers", "penstock:queue:{<queue>}:workers",
+        ZSET, NEVER, "a worker leaves when it ends, or after its silence", "queues", OURS,
+    ),
+    Family(
+        "queue.dead_workers",
+        "penstock:queue:<queue>:dead_workers", "penstock:queue:{<queue>}:dead_workers",
+        ZSET, NEVER, "a worker leaves when its claims are returned", "queues", OURS,
+    ),
+    Family(
         "queue.claimed",
         "penstock:queue:<queue>:claimed:<worker>", "penstock:queue:{<queue>}:claimed:<worker>",
         HASH, NEVER, "a job leaves when finished, or when its worker is dead", "queues", OURS,
     ),
     Family(
-        "queue.delayed", "penstock:queue:<queue>:delayed", "penstock:queue:{<queue>}:delayed",
+        "queue.delayed",
+        "penstock:queue:<queue>:delayed", "penstock:queue:{<queue>}:delayed",
         ZSET, NEVER, "a job leaves when due", "queues", OURS,
     ),
     Family(
         "queue.delayed_bodies",
         "penstock:queue:<queue>:delayed_bodies", "penstock:queue:{<queue>}:delayed_bodies",
         HASH, NEVER, "a job leaves when due", "queues", OURS,
+    ),
+    Family(
+        "queue.ring",
+        "penstock:queue:<queue>:ring", "penstock:queue:{<queue>}:ring",
+        LIST, NEVER, "a lane leaves when it is empty", "queues", OURS,
+    ),
+    Family(
+        "queue.parked",
+        "penstock:queue:<queue>:parked", "penstock:queue:{<queue>}:parked",
+        ZSET, NEVER, "a lane leaves when it may go on", "queues", OURS,
+    ),
+    Family(
+        "queue.weights",
+        "penstock:queue:<queue>:weights", "penstock:queue:{<queue>}:weights",
+        HASH, NEVER, "kept", "queues", OURS,
+    ),
+    Family(
+        "queue.running",
+        "penstock:queue:<queue>:running:<lane>", "penstock:queue:{<queue>}:running:<lane>",
+        SET, NEVER, "a claim leaves with its job", "queues", OURS,
+    ),
+    Family(
+        "queue.unique",
+        "penstock:queue:<queue>:unique:<key>", "penstock:queue:{<queue>}:unique:<key>",
+        STRING, ALWAYS, "until the job has ended, or for a window", "queues", OURS,
+    ),
+    Family(
+        "queue.jobs",
+        "penstock:queue:<queue>:jobs:<state>", "penstock:queue:{<queue>}:jobs:<state>",
+        ZSET, NEVER, "a job leaves with its state; final ones after 7 days", "queues", OURS,
+    ),
+    Family(
+        "queue.schedule",
+        "penstock:queue:<queue>:schedule", "penstock:queue:{<queue>}:schedule",
+        ZSET, NEVER, "a name leaves when it is removed", "queues", OURS,
+    ),
+    Family(
+        "queue.audit",
+        "penstock:queue:<queue>:audit", "penstock:queue:{<queue>}:audit",
+        STREAM, NEVER, "capped", "queues", OURS,
     ),
     Family(
         "job.status",

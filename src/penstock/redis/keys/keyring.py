@@ -1,0 +1,93 @@
+"""All keys of one queue at hand, for the calls that need most of them every time."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from penstock.redis.keys.builder import Keys
+from penstock.redis.keys.queues import QueueKeys
+
+__all__ = ["QueueKeyring"]
+
+
+@dataclass(frozen=True, slots=True)
+class QueueKeyring:
+    """The keys of one queue, spelled once when it is made.
+
+    Scripts reach the keys of single jobs, lanes and workers by the beginnings of their names:
+    `records`, `indexes`, `runnings` and `claims`.
+    """
+
+    queue: str
+    waiting: str
+    state: str
+    counters: str
+    overflow: str
+    dead_letters: str
+    ring: str
+    parked: str
+    weights: str
+    delayed: str
+    delayed_bodies: str
+    workers: str
+    dead_workers: str
+    schedule: str
+    audit: str
+    records: str
+    indexes: str
+    runnings: str
+    claims: str
+    _keys: Keys
+    _own: QueueKeys
+
+    @classmethod
+    def of(cls, keys: Keys, queue: str) -> QueueKeyring:
+        """Check the name (`InvalidName`) and spell the keys."""
+        own = keys.queue(queue)
+        return cls(
+            queue=queue,
+            waiting=own.waiting,
+            state=own.state,
+            counters=own.counters,
+            overflow=own.overflow,
+            dead_letters=own.dead_letters,
+            ring=own.ring,
+            parked=own.parked,
+            weights=own.weights,
+            delayed=own.delayed,
+            delayed_bodies=own.delayed_bodies,
+            workers=own.workers,
+            dead_workers=own.dead_workers,
+            schedule=own.schedule,
+            audit=own.audit,
+            records=keys.job(queue, "x").status[:-1],
+            indexes=own.jobs("x")[:-1],
+            runnings=own.running("x")[:-1],
+            claims=own.claimed("x")[:-1],
+            _keys=keys,
+            _own=own,
+        )
+
+    def list_of(self, lane: str) -> str:
+        """LIST of a lane, whose name is encoded already; "" is the plain list."""
+        return f"{self.waiting}:{lane}" if lane else self.waiting
+
+    def lane(self, group: str) -> str:
+        """Name of a group's lane, encoded."""
+        return self._own.lane(group)[len(self.waiting) + 1 :]
+
+    def claimed(self, worker: str) -> str:
+        return self._own.claimed(worker)
+
+    def record(self, job_id: str) -> str:
+        return self._keys.job(self.queue, job_id).status
+
+    def record_name(self, job_id: str) -> str:
+        """How scripts are to name a job: its id as it stands in keys."""
+        return self.record(job_id)[len(self.records) :]
+
+    def unique(self, key: str) -> str:
+        return self._own.unique(key)
+
+    def jobs(self, state: str) -> str:
+        return self._own.jobs(state)

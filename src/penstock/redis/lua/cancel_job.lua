@@ -1,0 +1,33 @@
+-- cancel_job: end a job that has not begun, or ask the one that runs to stop.
+--
+-- Flags: allow-oom  it frees memory
+--
+-- KEYS[1]  HASH    the job's record
+-- KEYS[2]  ZSET    ids of jobs not yet due
+-- KEYS[3]  HASH    jobs not yet due
+-- KEYS[4]  HASH    counters
+-- ARGV[1]  str     job id
+-- ARGV[2]  str     beginning of the names of the indexes by state
+-- ARGV[3]  int     ms for which a final record is kept
+--
+-- Returns   2  cancelled; if it stands in a list, it is passed over there
+--           1  it runs, and was asked to stop
+--           0  it had ended
+--          -1  there is no such job
+
+redis.call('ZREM', KEYS[2], '')
+-- Include: time
+-- Include: records
+local facts = redis.call('HMGET', KEYS[1], 'status', 'unique')
+if not facts[1] then return -1 end
+if not LEGAL[facts[1]] then return 0 end
+if facts[1] == 'processing' then
+  redis.call('HSET', KEYS[1], 'cancel_asked', iso(now))
+  return 1
+end
+close(KEYS[1], ARGV[2], ARGV[1], 'cancelled', now, ARGV[3])
+redis.call('ZREM', KEYS[2], ARGV[1])
+redis.call('HDEL', KEYS[3], ARGV[1])
+forget(facts[2] or '', ARGV[1])
+redis.call('HINCRBY', KEYS[4], 'cancelled', 1)
+return 2

@@ -1,0 +1,185 @@
+-- claim_jobs: acknowledge finished jobs, move due ones to their lanes, and take jobs in hand.
+--
+-- A job in hand stands in the worker's claims until it is acknowledged, or until its worker is
+-- dead. A worker that was given up as dead gets and acknowledges nothing any more.
+--
+-- Flags: allow-oom  a full server must drain
+--
+-- KEYS[1]  ZSET  live workers of the queue
+-- KEYS[2]  HASH  the worker's claims
+-- KEYS[3]  LIST  the queue's plain list; those of priorities and fair lanes are named after it
+-- KEYS[4]  LIST  the ring of fair lanes
+-- KEYS[5]  ZSET  parked lanes
+-- KEYS[6]  ZSET  ids of jobs not yet due
+-- KEYS[7]  HASH  jobs not yet due
+-- KEYS[8]  HASH  the queue's state
+-- KEYS[9]  HASH  counters
+-- KEYS[10] HASH  weights of fair lanes
+-- ARGV[1]  str   worker
+-- ARGV[2]  int   number of the first claim
+-- ARGV[3]  int   most jobs to take
+-- ARGV[4]  str   beginning of the names of records
+-- ARGV[5]  str   beginning of the names of the indexes by state
+-- ARGV[6]  str   beginning of the names of the sets of running jobs by lane
+-- ARGV[7]  str   beginning of the names of claims by worker
+-- ARGV[8..]  str  claims that are done
+--
+-- Returns  list  the server's ms; ms at which the next job is due, or 0; how many claims the worker
+--                has; 1 if lanes are in use; then each lane and a list of jobs taken from it, whose
+--                claims are numbered in this order: '17' in the plain list, '17:high' in a lane
+--          int   -1  the worker was given up as dead; nothing was done
+
+-- Servers before 7 let a script go on at maxmemory once it has written.
+redis.call('HDEL', KEYS[2], '')
+if not redis.call('ZSCORE', KEYS[1], ARGV[1]) then
+  if #ARGV > 7 then redis.call('HINCRBY', KEYS[9], 'stale', #ARGV - 7) end
+  return -1
+end
+-- Include: time
+-- Include: records
+-- Include: lanes
+local waiting, ring, parked = KEYS[3], KEYS[4], KEYS[5]
+local facts = redis.call('HMGET', KEYS[8], 'side', 'paused', 'bytes', 'levels', 'limit',
+  'lane_limit', 'lanes')
+local side, lane_limit = facts[1] or 'right', tonumber(facts[6] or 0)
+if #ARGV > 7 then
+  local done = redis.call('HDEL', KEYS[2], unpack(ARGV, 8))
+  if done > 0 then redis.call('HINCRBY', KEYS[9], 'done', done) end
+  if facts[7] then
+    for place = 8, #ARGV do
+      free(ARGV[6], ring, parked, waiting, ARGV[1], ARGV[place])
+    end
+  end
+end
+
+local next_due = redis.call('ZRANGE', KEYS[6], 0, 0, 'WITHSCORES')[2]
+if next_due and tonumber(next_due) <= now then
+  for _, id in ipairs(redis.call('ZRANGEBYSCORE', KEYS[6], '-inf', now, 'LIMIT', 0, 200)) do
+    local body = redis.call('HGET', KEYS[7], id)
+    redis.call('ZREM', KEYS[6], id)
+    if body then
+      redis.call('HDEL', KEYS[7], id)
+      local where, lane, item = string.match(body, '^(.)([^\n]*)\n(.*)$')
+      put(waiting, ring, parked, KEYS[8], side, lane, item, where == 'f')
+      turn(ARGV[4] .. id, ARGV[5], id, 'queued', now)
+    end
+  end
+  next_due = redis.call('ZRANGE', KEYS[6], 0, 0, 'WITHSCORES')[2]
+end
+
+local answer, number, left = {now, tonumber(next_due or 0), 0, facts[7] and 1 or 0},
+  tonumber(ARGV[2]), tonumber(ARGV[3])
+if facts[2] then left = 0 end
+if facts[5] and left > 0 then
+  local running = 0
+  for _, worker in ipairs(redis.call('ZRANGE', KEYS[1], 0, -1)) do
+    running = running + redis.call('HLEN', ARGV[7] .. worker)
+  end
+  left = math.max(0, math.min(left, tonumber(facts[5]) - running))
+end
+
+local pop, freed = side == 'left' and 'RPOP' or 'LPOP', 0
+local function take(lane, most)
+  if most <= 0 then return 0 end
+  local items = redis.call(pop, list_of(waiting, lane), most)
+  if not items then return 0 end
+  local claims = {}
+  for place, item in ipairs(items) do
+    local field = lane == '' and tostring(number) or number .. ':' .. lane
+    claims[2 * place - 1], claims[2 * place] = field, item
+    if facts[3] then freed = freed + #item end
+    number = number + 1
+  end
+  redis.call('HSET', KEYS[2], unpack(claims))
+  answer[#answer + 1], answer[#answer + 2] = lane, items
+  left = left - #items
+  return #items
+end
+
+-- Fair lanes take turns; one keeps its turn until it has had as many jobs as it weighs.
+local function take_fairly(most)
+  local taken, rounds = 0, 0
+  local credit = tonumber(redis.call('HGET', KEYS[8], 'credit') or 0)
+  local begun_with = credit
+  while taken < most and rounds < 1000 do
+    rounds = rounds + 1
+    local lane = redis.call('LINDEX', ring, 0)
+    if not lane then credit = 0 break end
+    if credit <= 0 then credit = tonumber(redis.call('HGET', KEYS[10], lane) or 1) end
+    local wanted, places = math.min(credit, most - taken), false
+    if lane_limit > 0 then
+      places = lane_limit - redis.call('SCARD', ARGV[6] .. lane)
+      wanted = math.min(wanted, places)
+    end
+    local first = number
+    local got = take(lane, wanted)
+    for one = first, first + got - 1 do
+      if lane_limit > 0 then
+        redis.call('SADD', ARGV[6] .. lane, ARGV[1] .. ' ' .. one .. ':' .. lane)
+      end
+    end
+    taken, credit = taken + got, credit - got
+    if redis.call('EXISTS', list_of(waiting, lane)) == 0 then
+      redis.call('LPOP', ring)
+      credit = 0
+    elseif places and places - got <= 0 then
+      redis.call('LPOP', ring)
+      redis.call('ZADD', parked, AT_LIMIT, lane)
+      credit = 0
+    elseif credit <= 0 then
+      redis.call('LMOVE', ring, ring, 'LEFT', 'RIGHT')
+    end
+  end
+  if credit ~= begun_with then redis.call('HSET', KEYS[8], 'credit', credit) end
+  return taken
+end
+
+-- The plain list and all fair lanes together take turns, too.
+local function take_normal(most)
+  if most <= 0 then return end
+  local before = left
+  local function rest() return most - (before - left) end
+  take('normal', most)
+  if facts[7] and redis.call('EXISTS', ring) == 1 then
+    local plain_first = redis.call('HINCRBY', KEYS[8], 'flips', 1) % 2 == 0
+    local half = math.ceil(rest() / 2)
+    if plain_first then take('', half) else take_fairly(half) end
+    if plain_first then take_fairly(rest()) else take('', rest()) end
+    take_fairly(rest())
+  end
+  take('', rest())
+end
+
+if left > 0 then
+  if facts[7] then
+    for _, lane in ipairs(redis.call('ZRANGEBYSCORE', parked, '-inf', now, 'LIMIT', 0, 100)) do
+      redis.call('ZREM', parked, lane)
+      enlist(ring, parked, lane, redis.call('EXISTS', list_of(waiting, lane)) == 1)
+    end
+  end
+  if facts[4] then
+    local high, normal, low = string.match(facts[4], '^(%d+),(%d+),(%d+)$')
+    local total = high + normal + low
+    local turns = redis.call('HINCRBY', KEYS[8], 'turn', left)
+    local before, wanted = turns - left, left
+    local function share(low_edge, weight)
+      local function upto(count)
+        local rounds, rest = math.floor(count / total), count % total
+        return rounds * weight + math.max(0, math.min(rest - low_edge, weight))
+      end
+      return upto(turns) - upto(before)
+    end
+    take('high', share(0, tonumber(high)))
+    take_normal(share(tonumber(high), tonumber(normal)))
+    take('low', math.min(left, wanted, share(high + normal, tonumber(low))))
+  end
+  take('high', left)
+  take_normal(left)
+  take('low', left)
+end
+if facts[3] and freed > 0 then
+  local stored = redis.call('HINCRBY', KEYS[8], 'bytes', -freed)
+  if stored < 0 then redis.call('HSET', KEYS[8], 'bytes', 0) end
+end
+answer[3] = redis.call('HLEN', KEYS[2])
+return answer

@@ -1,0 +1,39 @@
+-- give_back: return jobs in hand to the front of their lanes, in the order given, not charged.
+--
+-- Flags: allow-oom  a full server must drain
+--
+-- KEYS[1]  ZSET  live workers of the queue
+-- KEYS[2]  HASH  the worker's claims
+-- KEYS[3]  LIST  the queue's plain list; those of its lanes are named after it
+-- KEYS[4]  LIST  the ring of fair lanes
+-- KEYS[5]  ZSET  parked lanes
+-- KEYS[6]  HASH  the queue's state
+-- ARGV[1]  str   worker
+-- ARGV[2]  str   beginning of the names of records
+-- ARGV[3]  str   beginning of the names of the indexes by state
+-- ARGV[4]  str   beginning of the names of the sets of running jobs by lane
+-- ARGV[5..]  str  for each job its claim; its id, '' if it was not begun or has no record; the job as
+--                 it is to be queued, '' for as it is
+--
+-- Returns  int  how many went back
+--          -1   the worker was given up as dead; nothing was done
+
+redis.call('HDEL', KEYS[2], '')
+if not redis.call('ZSCORE', KEYS[1], ARGV[1]) then return -1 end
+-- Include: time
+-- Include: records
+-- Include: lanes
+local side = redis.call('HGET', KEYS[6], 'side') or 'right'
+local returned = 0
+for place = #ARGV - 2, 5, -3 do
+  local claim, id, item = unpack(ARGV, place, place + 2)
+  local stored = redis.call('HGET', KEYS[2], claim)
+  if stored then
+    redis.call('HDEL', KEYS[2], claim)
+    put(KEYS[3], KEYS[4], KEYS[5], KEYS[6], side, lane_in(claim), item ~= '' and item or stored, true)
+    free(ARGV[4], KEYS[4], KEYS[5], KEYS[3], ARGV[1], claim)
+    if id ~= '' then turn(ARGV[2] .. id, ARGV[3], id, 'queued', now) end
+    returned = returned + 1
+  end
+end
+return returned

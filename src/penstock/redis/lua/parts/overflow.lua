@@ -1,0 +1,50 @@
+-- Room in a list for new jobs, made by the policy if need be.
+
+local function json_of(item)
+  if string.sub(item, 1, 1) == '{' and pcall(cjson.decode, item) then return item end
+  return cjson.encode(item)
+end
+
+local function letter_of(item, queue, at, ms)
+  return string.format(
+    '{"original_job":%s,"error":"the queue was full","attempt_count":0,"first_failed_at":"%s",'
+      .. '"last_failed_at":"%s","queue_name":%s,"reason":"overflow","overflow_policy":"dlq",'
+      .. '"buried_ms":%.0f}', json_of(item), at, at, cjson.encode(queue), ms)
+end
+
+-- What a full list costs its oldest jobs. Returns whether there is room now, how many jobs were
+-- moved aside and how many dropped. Nothing is written unless there will be room.
+local function make_room(list, overflow, counters, state, queue, side, policy, most, most_bytes,
+                         most_overflow, count, bytes, at, ms, lost)
+  local length = redis.call('LLEN', list)
+  local stored = tonumber(redis.call('HGET', state, 'bytes') or 0)
+  local excess = most > 0 and length + count - most or 0
+  local excess_bytes = most_bytes > 0 and stored + bytes - most_bytes or 0
+  if excess <= 0 and excess_bytes <= 0 then return true, 0, 0 end
+  local moved, dropped = 0, 0
+  local fits = (most == 0 or count <= most) and (most_bytes == 0 or bytes <= most_bytes)
+  if not fits or (policy ~= 'dlq' and policy ~= 'drop_oldest') then return false, 0, 0 end
+  local first, step = side == 'left' and -1 or 0, side == 'left' and -1 or 1
+  local leaving, freed = {}, 0
+  while #leaving < excess or freed < excess_bytes do
+    local item = redis.call('LINDEX', list, first + step * #leaving)
+    if not item then break end
+    leaving[#leaving + 1] = item
+    freed = freed + #item
+  end
+  if #leaving < excess or freed < excess_bytes then return false, 0, 0 end
+  if policy == 'dlq' then
+    if redis.call('LLEN', overflow) + #leaving > most_overflow then return false, 0, 0 end
+    for _, item in ipairs(leaving) do
+      redis.call('RPUSH', overflow, letter_of(item, queue, at, ms))
+    end
+    moved = #leaving
+  else
+    dropped = #leaving
+  end
+  redis.call(side == 'left' and 'RPOP' or 'LPOP', list, #leaving)
+  redis.call('HINCRBY', counters, policy == 'dlq' and 'overflowed' or 'dropped', #leaving)
+  if most_bytes > 0 then redis.call('HINCRBY', state, 'bytes', -freed) end
+  for _, item in ipairs(leaving) do lost(item) end
+  return true, moved, dropped
+end

@@ -1,0 +1,91 @@
+-- submit_job: add one job with what a plain push cannot: a record, a unique key, or a time.
+--
+-- KEYS[1]  LIST    the queue's plain list; the list of a lane is named after it
+-- KEYS[2]  HASH    the queue's state
+-- KEYS[3]  HASH    counters
+-- KEYS[4]  LIST    the overflow
+-- KEYS[5]  LIST    the ring of fair lanes
+-- KEYS[6]  ZSET    parked lanes
+-- KEYS[7]  ZSET    ids of jobs not yet due
+-- KEYS[8]  HASH    jobs not yet due
+-- KEYS[9]  HASH    the job's record
+-- KEYS[10] STRING  the unique key
+-- ARGV[1]  str     lane, '' for the plain list
+-- ARGV[2]  str     the queue's name
+-- ARGV[3]  str     'right' or 'left'
+-- ARGV[4]  str     policy for a full list
+-- ARGV[5]  int     most jobs in the list, 0 for any number; the same for jobs not yet due
+-- ARGV[6]  int     most bytes in the queue's lists, 0 for any number
+-- ARGV[7]  int     most jobs in the overflow
+-- ARGV[8]  str     job id
+-- ARGV[9]  str     the job
+-- ARGV[10] str     '' to queue it at once, else ms to wait, or the server's ms at which it is due,
+--                  negated
+-- ARGV[11] int     ms for which the unique key holds, 0 for a job without one
+-- ARGV[12] str     beginning of the names of records
+-- ARGV[13] str     beginning of the names of the indexes by state
+-- ARGV[14] int     ms for which a final record is kept
+-- ARGV[15..] str   names and values of the record; none for a job without one
+--
+-- Returns  list  1 added, 0 the list is full, 2 the unique key or the id is taken; length of the
+--                list; jobs moved aside; jobs dropped; id of the job that is there now; ms until due
+
+-- Include: time
+-- Include: records
+-- Include: lanes
+-- Include: overflow
+local lane, id, index, has_record = ARGV[1], ARGV[8], ARGV[13], #ARGV >= 15
+local list, most = list_of(KEYS[1], lane), tonumber(ARGV[5])
+if ARGV[11] ~= '0' then
+  local holder = redis.call('GET', KEYS[10])
+  if holder then return {2, redis.call('LLEN', list), 0, 0, holder, 0} end
+end
+if has_record and redis.call('EXISTS', KEYS[9]) == 1 then
+  return {2, redis.call('LLEN', list), 0, 0, id, 0}
+end
+
+local function lost(item)
+  local known, job = pcall(cjson.decode, item)
+  local name = known and type(job) == 'table' and (job.id or job.job_id)
+  if type(name) ~= 'string' then return end
+  local record = ARGV[12] .. name
+  if close(record, index, name, 'failed', now, ARGV[14]) then
+    redis.call('HSET', record, 'error', 'dropped from a full queue', 'error_type', 'Overflow')
+  end
+end
+
+local wait, moved, dropped = -1, 0, 0
+if ARGV[10] ~= '' then
+  wait = tonumber(ARGV[10])
+  if wait < 0 then wait = -wait - now end
+  if wait < 0 then wait = 0 end
+  if most > 0 and redis.call('ZCARD', KEYS[7]) >= most then
+    redis.call('HINCRBY', KEYS[3], 'rejected', 1)
+    return {0, redis.call('ZCARD', KEYS[7]), 0, 0, '', 0}
+  end
+else
+  local room
+  room, moved, dropped = make_room(list, KEYS[4], KEYS[3], KEYS[2], ARGV[2], ARGV[3], ARGV[4],
+    most, tonumber(ARGV[6]), tonumber(ARGV[7]), 1, #ARGV[9], iso(now), now, lost)
+  if not room then
+    redis.call('HINCRBY', KEYS[3], 'rejected', 1)
+    return {0, redis.call('LLEN', list), 0, 0, '', 0}
+  end
+end
+if ARGV[11] ~= '0' then redis.call('SET', KEYS[10], id, 'PX', ARGV[11]) end
+local state = wait >= 0 and 'submitted' or 'queued'
+if has_record then
+  redis.call('HSET', KEYS[9], 'job_id', id, 'status', state, 'submitted_at', iso(now),
+    unpack(ARGV, 15))
+  redis.call('ZADD', index .. state, now, id)
+end
+redis.call('HINCRBY', KEYS[3], 'added', 1)
+if lane ~= '' then redis.call('HSETNX', KEYS[2], 'lanes', 1) end
+if wait >= 0 then
+  redis.call('ZADD', KEYS[7], now + wait, id)
+  redis.call('HSET', KEYS[8], id, 'b' .. lane .. '\n' .. ARGV[9])
+  return {1, redis.call('ZCARD', KEYS[7]), moved, dropped, id, wait}
+end
+if ARGV[6] ~= '0' then redis.call('HINCRBY', KEYS[2], 'bytes', 0) end
+put(KEYS[1], KEYS[5], KEYS[6], KEYS[2], ARGV[3], lane, ARGV[9], false)
+return {1, redis.call('LLEN', list), moved, dropped, id, 0}

@@ -1,0 +1,226 @@
+"""The scripts by which jobs are queued, claimed and ended."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from penstock.redis.keys.keyring import QueueKeyring
+from penstock.redis.script import ScriptCaller
+from penstock.redis.wire import Argument, Reply
+
+__all__ = ["QueueScripts"]
+
+
+class QueueScripts(ScriptCaller):
+    """Scripts of a queue's producers and workers, as calls.
+
+    `keys` stands for the queue's keys, and the beginnings of names, in a script's header. Where a
+    worker is asked for, -1 says that it was given up as dead.
+    """
+
+    async def declare_queue(
+        self, *, keys: QueueKeyring, side: str, levels: str, limit: str, lane_limit: str
+    ) -> bytes:
+        """Note how a queue is used; the side that holds."""
+        return await self.run("declare_queue", (keys.state,), (side, levels, limit, lane_limit))
+
+    async def push_jobs(
+        self,
+        *,
+        keys: QueueKeyring,
+        lane: str,
+        queue: str,
+        side: str,
+        policy: str,
+        max_size: int,
+        max_bytes: int,
+        max_overflow: int,
+        items: Sequence[Argument],
+    ) -> list[int]:
+        """Add jobs, all or none: whether, length, moved aside, dropped."""
+        return await self.run(
+            "push_jobs",
+            (keys.waiting, keys.state, keys.counters, keys.overflow, keys.ring, keys.parked),
+            (lane, queue, side, policy, max_size, max_bytes, max_overflow, *items),
+        )
+
+    async def submit_job(
+        self,
+        *,
+        keys: QueueKeyring,
+        record: str,
+        unique: str,
+        lane: str,
+        queue: str,
+        side: str,
+        policy: str,
+        max_size: int,
+        max_bytes: int,
+        max_overflow: int,
+        job_id: str,
+        item: Argument,
+        wait: str | int,
+        unique_ms: int,
+        keep_ms: int,
+        fields: Sequence[Argument],
+    ) -> list[Reply]:
+        """Add one job: 1, 0 or 2, length, moved aside, dropped, id, ms until due."""
+        return await self.run(
+            "submit_job",
+            (
+                *(keys.waiting, keys.state, keys.counters, keys.overflow, keys.ring, keys.parked),
+                *(keys.delayed, keys.delayed_bodies, record, unique),
+            ),
+            (
+                *(lane, queue, side, policy, max_size, max_bytes, max_overflow, job_id, item),
+                *(wait, unique_ms, keys.records, keys.indexes, keep_ms, *fields),
+            ),
+        )
+
+    async def claim_jobs(
+        self,
+        *,
+        keys: QueueKeyring,
+        worker: str,
+        first: int,
+        most: int,
+        done: Sequence[Argument],
+    ) -> list[Reply] | int:
+        """Acknowledge, and take jobs in hand: ms, next due, claims held, lanes used, then lanes."""
+        return await self.run(
+            "claim_jobs",
+            (
+                *(keys.workers, keys.claimed(worker), keys.waiting, keys.ring, keys.parked),
+                *(keys.delayed, keys.delayed_bodies, keys.state, keys.counters, keys.weights),
+            ),
+            (
+                *(worker, first, most, keys.records, keys.indexes, keys.runnings, keys.claims),
+                *done,
+            ),
+        )
+
+    async def begin_jobs(
+        self, *, keys: QueueKeyring, worker: str, jobs: Sequence[Argument]
+    ) -> list[int] | int:
+        """Note that jobs are about to run: for each 1 to run it, 2 if cancelled, 0 if not."""
+        return await self.run(
+            "begin_jobs",
+            (keys.workers, keys.claimed(worker)),
+            (worker, keys.records, keys.indexes, *jobs),
+        )
+
+    async def finish_jobs(
+        self, *, keys: QueueKeyring, worker: str, keep_ms: int, jobs: Sequence[Argument]
+    ) -> list[int] | int:
+        """End jobs with a record or a unique key: for each 1 if it was in hand."""
+        return await self.run(
+            "finish_jobs",
+            (*self._in_hand(keys, worker), keys.counters),
+            (worker, keys.records, keys.indexes, keys.runnings, keep_ms, *jobs),
+        )
+
+    async def retry_job(
+        self,
+        *,
+        keys: QueueKeyring,
+        worker: str,
+        claim: str,
+        job_id: str,
+        item: Argument,
+        wait_ms: int,
+        counted_as: str,
+        fields: Sequence[Argument],
+    ) -> int:
+        """Let a job wait for its next attempt: 1, or 0 if it was not in hand."""
+        return await self.run(
+            "retry_job",
+            (*self._in_hand(keys, worker), keys.delayed, keys.delayed_bodies, keys.counters),
+            (
+                *(worker, keys.records, keys.indexes, keys.runnings, claim, job_id, item),
+                *(wait_ms, counted_as, *fields),
+            ),
+        )
+
+    async def bury_job(
+        self,
+        *,
+        keys: QueueKeyring,
+        worker: str,
+        keep_ms: int,
+        claim: str,
+        job_id: str,
+        unique: str,
+        letter: Argument,
+        fields: Sequence[Argument],
+    ) -> int:
+        """Put a job into the dead letters: 1, or 0 if it was not in hand."""
+        return await self.run(
+            "bury_job",
+            (*self._in_hand(keys, worker), keys.dead_letters, keys.counters),
+            (
+                *(worker, keys.records, keys.indexes, keys.runnings, keep_ms, claim, job_id),
+                *(unique, letter, *fields),
+            ),
+        )
+
+    async def give_back(self, *, keys: QueueKeyring, worker: str, jobs: Sequence[Argument]) -> int:
+        """Return jobs to the front, not charged: how many."""
+        return await self.run(
+            "give_back",
+            (*self._in_hand(keys, worker), keys.state),
+            (worker, keys.records, keys.indexes, keys.runnings, *jobs),
+        )
+
+    async def join_queue(self, *, keys: QueueKeyring, worker: str) -> int:
+        """Become a live worker: the server's ms."""
+        return await self.run("join_queue", (keys.workers,), (worker,))
+
+    async def beat_queue(self, *, keys: QueueKeyring, worker: str) -> bool:
+        """Give a sign of life; False if the worker was given up as dead."""
+        return bool(await self.run("beat_queue", (keys.workers,), (worker,)))
+
+    async def leave_queue(self, *, keys: QueueKeyring, worker: str) -> int:
+        """Stop being a worker: how many jobs were still in hand."""
+        places = (keys.workers, keys.dead_workers, keys.claimed(worker))
+        return await self.run("leave_queue", places, (worker,))
+
+    async def find_dead(self, *, keys: QueueKeyring, silence_ms: int) -> list[bytes]:
+        """Give up silent workers: all dead ones whose claims are to be returned."""
+        return await self.run("find_dead", (keys.workers, keys.dead_workers), (silence_ms,))
+
+    async def reap_claims(
+        self, *, keys: QueueKeyring, worker: str, keep_ms: int, jobs: Sequence[Argument]
+    ) -> int:
+        """Return or bury jobs of a dead worker: how many."""
+        _, *places = self._in_hand(keys, worker)
+        return await self.run(
+            "reap_claims",
+            (keys.dead_workers, *places, keys.state, keys.dead_letters, keys.counters),
+            (worker, keys.records, keys.indexes, keys.runnings, keep_ms, *jobs),
+        )
+
+    async def cancel_job(
+        self, *, keys: QueueKeyring, record: str, job_id: str, keep_ms: int
+    ) -> int:
+        """Cancel: 2 cancelled, 1 asked to stop, 0 had ended, -1 no such job."""
+        return await self.run(
+            "cancel_job",
+            (record, keys.delayed, keys.delayed_bodies, keys.counters),
+            (job_id, keys.indexes, keep_ms),
+        )
+
+    async def note_progress(
+        self,
+        *,
+        keys: QueueKeyring,
+        worker: str,
+        record: str,
+        claim: str,
+        fields: Sequence[Argument],
+    ) -> int:
+        """Write into a running job's record: 1, 2 if it is to stop, 0 if it is not in hand."""
+        return await self.run("note_progress", (keys.claimed(worker), record), (claim, *fields))
+
+    @staticmethod
+    def _in_hand(keys: QueueKeyring, worker: str) -> tuple[str, ...]:
+        return (keys.workers, keys.claimed(worker), keys.waiting, keys.ring, keys.parked)
