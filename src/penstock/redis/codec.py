@@ -58,7 +58,7 @@ class Codec:
     """
 
     def __init__(self, settings: CodecSettings) -> None:
-        self._compress_above = settings.compress_above
+        self.compress_above = settings.compress_above
         self._max_bytes = settings.max_inflated
         self._zstd = Zstd(settings.max_inflated)
         self._cached_encoder = lru_cache(_TYPES_KEPT)(self._make_encoder)
@@ -113,7 +113,7 @@ class Codec:
     def _make_json_encoder(self, type_: Any, form: Form) -> Callable[[Any], bytes]:
         encode_json, is_finite = json_rules.encode_json, json_rules.is_finite
         finish = self._finish_json
-        as_it_is = min(json_rules.NEVER_TOO_DEEP, self._compress_above, self._max_bytes)
+        as_it_is = min(json_rules.NEVER_TOO_DEEP, self.compress_above, self._max_bytes)
 
         def encode(value: Any) -> bytes:
             try:
@@ -163,7 +163,7 @@ class Codec:
         if len(data) > self._max_bytes:
             limit = f"codec.max_inflated allows {self._max_bytes}"
             raise _cannot_store(value, f"it takes {len(data)} bytes, {limit}")
-        if len(data) <= self._compress_above and not escape:
+        if len(data) <= self.compress_above and not escape:
             return data
         packed = self._zstd.pack(data)
         if form is Form.TEXT:
