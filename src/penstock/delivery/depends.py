@@ -1,0 +1,256 @@
+"""What a handler needs besides its job: made for it, handed in, cleaned up afterwards.
+
+    async def get_db() -> AsyncIterator[Db]:
+        async with pool.acquire() as db, db.transaction():
+            yield db
+
+    @app.task(queue="mail")
+    async def welcome(user_id: int, db: Annotated[Db, Depends(get_db)] = INJECTED) -> None: ...
+
+    await welcome.send(42)        # `db` is not sent: the worker makes it
+
+    with app.dependencies.override(get_db, lambda: fake_db): ...      # in a test
+
+Who calls the function itself, `await welcome(42, db=mine)`, brings everything along.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import inspect
+import logging
+from collections.abc import AsyncGenerator, Callable, Generator
+from concurrent.futures import Executor
+from contextlib import (
+    AbstractAsyncContextManager,
+    AbstractContextManager,
+    asynccontextmanager,
+    contextmanager,
+)
+from contextvars import copy_context
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+from penstock.delivery.injected import (
+    INJECTED,
+    Dependency,
+    Depends,
+    Provider,
+    Scope,
+    code_of,
+    injected_parameters,
+    name_of,
+    needs_injection,
+    plan_of,
+)
+from penstock.errors import ConfigError
+
+__all__ = [
+    "INJECTED",
+    "Depends",
+    "Overrides",
+    "Resolver",
+    "Scope",
+    "injected_parameters",
+    "needs_injection",
+]
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+
+class Overrides:
+    """Which providers are replaced by others; `app.dependencies` is one."""
+
+    def __init__(self) -> None:
+        self._replacements: dict[Provider, Provider] = {}
+
+    @contextmanager
+    def override(self, provider: Provider, with_: Provider) -> Generator[None]:
+        """Ask `with_` wherever `provider` was to be asked, within the block.
+
+        `with_` is a provider too, so it may yield and depend on others: `lambda: fake` for a value.
+        """
+        replacement: Dependency = Depends(with_)
+        if provider in self._reached(replacement.provider, set()):
+            raise ConfigError(
+                f"{name_of(with_)} cannot replace {name_of(provider)}: it depends on it itself"
+            )
+        before = self._replacements.get(provider)
+        self._replacements[provider] = with_
+        try:
+            yield
+        finally:
+            if before is None:
+                del self._replacements[provider]
+            else:
+                self._replacements[provider] = before
+
+    def in_force(self, provider: Provider) -> Provider:
+        """Whom to ask instead of `provider`; as a rule `provider` itself."""
+        return self._replacements.get(provider, provider) if self._replacements else provider
+
+    def _reached(self, provider: Provider, seen: set[Provider]) -> set[Provider]:
+        for _, dependency in plan_of(provider).parameters:
+            if dependency.provider not in seen:
+                seen.add(dependency.provider)
+                self._reached(self.in_force(dependency.provider), seen)
+        return seen
+
+
+class Resolver:
+    """Makes what functions depend on. One for a worker, closed when the worker ends.
+
+        async with Resolver(app.dependencies) as resolver:
+            async with resolver.resolve(function) as injected:
+                await function(*args, **kwargs, **injected)
+
+    Providers that are not async run in `executor`, by default in that of the event loop.
+    """
+
+    def __init__(
+        self, overrides: Overrides | None = None, *, executor: Executor | None = None
+    ) -> None:
+        self._overrides = overrides or Overrides()
+        self._executor = executor
+        self._worker = _Made("worker")
+        self._making: dict[Provider, asyncio.Lock] = {}
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Clean up what the jobs shared; failures are logged. May come twice."""
+        await self._worker.clean_up(None)
+
+    @asynccontextmanager
+    async def resolve(self, function: Callable[..., Any]) -> AsyncGenerator[dict[str, Any]]:
+        """Give the values of a function's injected parameters, for the time of one job."""
+        job = _Made(name_of(function))
+        try:
+            yield await self._arguments(function, job)
+        except BaseException as error:
+            failure = await job.clean_up(error)
+            if isinstance(failure, asyncio.CancelledError):
+                raise failure from error
+            raise
+        failure = await job.clean_up(None)
+        if failure is not None:
+            raise failure
+
+    async def _arguments(self, function: Callable[..., Any], job: _Made) -> dict[str, Any]:
+        return {
+            name: await self._value(dependency, job)
+            for name, dependency in plan_of(function).parameters
+        }
+
+    async def _value(self, dependency: Dependency, job: _Made) -> Any:
+        provider = self._overrides.in_force(dependency.provider)
+        if dependency.scope == "job":
+            if provider not in job.values:
+                job.values[provider] = await self._make(provider, job)
+            return job.values[provider]
+        if provider not in self._worker.values:
+            # Two jobs may ask at the same time. What a cancelled one has not made, the next makes.
+            async with self._making.setdefault(provider, asyncio.Lock()):
+                if provider not in self._worker.values:
+                    self._worker.values[provider] = await self._make(provider, self._worker)
+        return self._worker.values[provider]
+
+    async def _make(self, provider: Provider, made: _Made) -> Any:
+        arguments = await self._arguments(provider, made)
+        code = code_of(provider)
+        if inspect.isasyncgenfunction(code):
+            return await made.enter(provider, asynccontextmanager(provider)(**arguments))
+        if inspect.isgeneratorfunction(code):
+            manager = contextmanager(provider)(**arguments)
+            return await made.enter(provider, _InThread(manager, self._executor))
+        if inspect.iscoroutinefunction(code):
+            return await provider(**arguments)
+        value = await _in_thread(functools.partial(provider, **arguments), self._executor)
+        return await value if inspect.iscoroutine(value) else value
+
+
+class _Made:
+    """The values of one scope, and what is to be cleaned up at its end."""
+
+    def __init__(self, name: str) -> None:
+        self.values: dict[Provider, Any] = {}
+        self._name = name
+        self._open: list[tuple[Provider, AbstractAsyncContextManager[Any]]] = []
+
+    async def enter(self, provider: Provider, manager: AbstractAsyncContextManager[Any]) -> Any:
+        value = await manager.__aenter__()
+        self._open.append((provider, manager))
+        return value
+
+    async def clean_up(self, error: BaseException | None) -> BaseException | None:
+        """Tell all that it is over, the last made first; return what went wrong first, if anything.
+
+        Each learns of the job's error, or of the failed clean-up before it.
+        """
+        self.values.clear()
+        failure: BaseException | None = None
+        while self._open:
+            provider, manager = self._open.pop()
+            told = error or failure
+            try:
+                await manager.__aexit__(type(told) if told else None, told, _trace(told))
+            except BaseException as raised:  # the others are to be cleaned up as well
+                if raised is not told:
+                    logger.exception(
+                        "%s: cleaning up after %s failed", self._name, name_of(provider),
+                    )  # fmt: skip
+                    failure = failure or raised
+        return failure
+
+
+def _trace(error: BaseException | None) -> TracebackType | None:
+    return error.__traceback__ if error else None
+
+
+class _InThread(AbstractAsyncContextManager[Any]):
+    """A blocking context manager, entered and left in threads."""
+
+    def __init__(self, manager: AbstractContextManager[Any], executor: Executor | None) -> None:
+        self._manager, self._executor = manager, executor
+        self._entered = False
+
+    async def __aenter__(self) -> Any:
+        try:
+            return await _in_thread(self._enter, self._executor)
+        except asyncio.CancelledError as cancelled:
+            if self._entered:
+                await self.__aexit__(type(cancelled), cancelled, cancelled.__traceback__)
+            raise
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        leave = functools.partial(self._manager.__exit__, kind, error, trace)
+        await _in_thread(leave, self._executor)
+
+    def _enter(self) -> Any:
+        value = self._manager.__enter__()
+        self._entered = True
+        return value
+
+
+async def _in_thread(function: Callable[[], T], executor: Executor | None) -> T:
+    """Run a blocking function; a cancellation waits for its end, for a thread cannot be stopped."""
+    loop = asyncio.get_running_loop()
+    running = loop.run_in_executor(executor, copy_context().run, function)
+    try:
+        return await asyncio.shield(running)
+    except asyncio.CancelledError:
+        while not running.done():
+            await asyncio.wait([running])
+        raise
