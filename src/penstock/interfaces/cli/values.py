@@ -21,6 +21,7 @@ __all__ = [
     "duration",
     "header_option",
     "headers_of",
+    "names",
     "partitioner_of",
     "partitioner_option",
     "position",
@@ -53,6 +54,14 @@ def size(given: str) -> int:
     if not 1 <= amount <= _MOST_BYTES:
         raise _unfit(given, "bytes, or as in 64k, 10m, 2g")
     return int(amount)
+
+
+def names(given: str) -> list[str]:
+    """Read names with commas between them, each once."""
+    found = [name.strip() for name in given.split(",")]
+    if not all(found):
+        raise _unfit(given, "names with commas between them")
+    return list(dict.fromkeys(found))
 
 
 def position(given: str) -> str:

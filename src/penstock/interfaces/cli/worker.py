@@ -10,6 +10,7 @@ import traceback
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -18,16 +19,24 @@ from penstock.errors import ConfigError, PenstockError
 from penstock.inspector.workers import WorkerView, list_workers
 from penstock.interfaces.cli.main import given, pass_settings, run
 from penstock.interfaces.cli.output import json_option, say, say_json
+from penstock.interfaces.cli.reload import Reloading, places_of
+from penstock.interfaces.cli.values import names
 from penstock.runtime import Worker, configure, run_process
 from penstock.settings import Settings
 
 __all__ = ["worker", "workers"]
 
 STANDARD_INPUT = 0
+# A worker has its grace period, and then this long to be gone before it is killed.
+_MARGIN_S = 2.0
+_LONGEST_GRACE_S = 86_400
 
 
 @click.command()
 @click.argument("application", required=False, metavar="[MODULE:NAME]")
+@click.option("--queues", type=names, metavar="NAMES", help="Work only for these: one, or a,b,c.")
+@click.option("--concurrency", type=click.IntRange(1, 10_000), help="Jobs of a queue at a time.")
+@click.option("--reload", is_flag=True, help="Start anew when a Python file has changed.")
 @click.option(
     "--stop-on-eof",
     is_flag=True,
@@ -35,23 +44,58 @@ STANDARD_INPUT = 0
 )
 @click.option("--json", "as_json", is_flag=True, help="Log JSON, one object per line.")
 @pass_settings
-def worker(settings: Settings, application: str | None, stop_on_eof: bool, as_json: bool) -> None:
+def worker(
+    settings: Settings,
+    application: str | None,
+    queues: list[str] | None,
+    concurrency: int | None,
+    reload: bool,
+    stop_on_eof: bool,
+    as_json: bool,
+) -> None:
     """Work until told to stop.
 
     MODULE:NAME is your Penstock object, as in shop:app. SIGTERM or Ctrl-C lets what is under way
     finish within the grace period (worker.grace_s); a second one ends it at once.
     """
     configure(replace(settings.log, format="json") if as_json else settings.log)
+    if reload:
+        if application is None:
+            raise click.UsageError("--reload needs MODULE:NAME")
+        options = [f"--queues={','.join(queues)}"] if queues else []
+        options += [f"--concurrency={concurrency}"] if concurrency else []
+        options += ["--json"] if as_json else []
+        sys.exit(_reload(settings, application, options, stop_on_eof))
     app = _find(application) if application else Penstock(settings=settings)
+
+    chosen: dict[str, Any] = {"queues": queues, "concurrency": concurrency}
+    chosen = {name: value for name, value in chosen.items() if value is not None}
 
     async def work() -> int:
         async with app:
-            runner = app.worker()
+            runner = app.worker(**chosen)
             if stop_on_eof:
                 _stop_on_eof(runner)
             return await runner.run()
 
     sys.exit(run_process(work))
+
+
+def _reload(settings: Settings, application: str, options: list[str], stop_on_eof: bool) -> int:
+    """Run the same command as a child process, anew after each change."""
+    module_name = _names(application)[0]
+    sys.path.insert(0, str(Path.cwd()))
+    command = [sys.executable, "-m", "penstock", "worker", application, "--stop-on-eof", *options]
+    stop_s = min(settings.worker.grace_s + _MARGIN_S, _LONGEST_GRACE_S)
+
+    async def watch() -> int:
+        reloading = Reloading(command, _environ(), places_of(module_name), stop_s=stop_s)
+        runner = Worker(work=[reloading], settings=replace(settings.worker, grace_s=stop_s))
+        if stop_on_eof:
+            _stop_on_eof(runner)
+        return await runner.run() or reloading.exit_code
+
+    return run_process(watch)
 
 
 @click.command()
@@ -98,10 +142,8 @@ def _find(application: str) -> Penstock:
 
     It reads its own settings: what was given on the command line reaches it by the environment.
     """
-    module_name, _, name = application.partition(":")
-    if not module_name or not name:
-        raise ConfigError(f"{application!r}: expected MODULE:NAME, as in shop:app")
-    os.environ.update({f"PENSTOCK_{option.upper()}": value for option, value in given().items()})
+    module_name, name = _names(application)
+    os.environ.update(_environ())
     sys.path.insert(0, str(Path.cwd()))
     try:
         module = import_module(module_name)
@@ -115,6 +157,17 @@ def _find(application: str) -> Penstock:
     if not isinstance(found, Penstock):
         raise ConfigError(f"{application!r} is a {type(found).__name__}, not a Penstock")
     return found
+
+
+def _names(application: str) -> tuple[str, str]:
+    module_name, _, name = application.partition(":")
+    if not module_name or not name:
+        raise ConfigError(f"{application!r}: expected MODULE:NAME, as in shop:app")
+    return module_name, name
+
+
+def _environ() -> dict[str, str]:
+    return os.environ | {f"PENSTOCK_{option.upper()}": value for option, value in given().items()}
 
 
 def _import_failure(module_name: str, error: Exception) -> str:
