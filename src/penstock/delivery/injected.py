@@ -144,8 +144,9 @@ def _injected(function: Callable[..., Any]) -> list[tuple[str, Dependency]]:
         if hints is None:
             hints = _hints_of(function)
         marks = _marks(hints.get(parameter.name))
-        if isinstance(parameter.default, Dependency):
-            marks.append(parameter.default)
+        default = _as_dependency(parameter.default, hints.get(parameter.name))
+        if default is not None:
+            marks.append(default)
         if parameter.default is INJECTED and not marks:
             raise ConfigError(
                 f"{name_of(function)}: {parameter.name!r} is INJECTED, but its annotation "
@@ -167,7 +168,17 @@ def _injected(function: Callable[..., Any]) -> list[tuple[str, Dependency]]:
 def _marks(annotation: Any) -> list[Dependency]:
     if get_origin(annotation) is not Annotated:
         return []
-    return [mark for mark in get_args(annotation)[1:] if isinstance(mark, Dependency)]
+    kind, *marks = get_args(annotation)
+    return [mark for each in marks if (mark := _as_dependency(each, kind)) is not None]
+
+
+def _as_dependency(mark: Any, kind: Any) -> Dependency | None:
+    """Read a mark; one of FastAPI counts too, so that views and tasks can share their aliases."""
+    if isinstance(mark, Dependency):
+        return mark
+    if type(mark).__module__ == "fastapi.params" and hasattr(mark, "dependency"):
+        return cast("Dependency", Depends(mark.dependency or kind))
+    return None
 
 
 def _parameters(function: Callable[..., Any]) -> list[inspect.Parameter]:

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import signal
 from collections.abc import Sequence
+from contextlib import nullcontext
 
 from penstock.clock import SYSTEM_CLOCK, Clock
 from penstock.errors import NotOpen
@@ -73,15 +74,18 @@ class Worker:
         """Run as the purpose of this process, on an event loop of its own; the exit code."""
         return run_process(self.run)
 
-    async def run(self) -> int:
-        """Run until the end; the exit code. Once only. If stopped before, it does nothing."""
+    async def run(self, *, signals: bool = True) -> int:
+        """Run until the end; the exit code. Once only. If stopped before, it does nothing.
+
+        `signals=False` leaves SIGTERM and SIGINT to whoever owns the process.
+        """
         if self._begun:
             raise NotOpen("this worker has already been run; make a new one")
         self._begun = True
         self._loop, self._last_resort = asyncio.get_running_loop(), the_last_resort()
         try:
             if not self._stop_asked.is_set():
-                with StopSignals(self._on_signal):
+                with StopSignals(self._on_signal) if signals else nullcontext():
                     await self._run_all()
         finally:
             self._ended.set()
