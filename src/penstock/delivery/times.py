@@ -7,7 +7,15 @@ import re
 from datetime import UTC, datetime, timedelta
 from typing import Final
 
-__all__ = ["EARLIEST", "LATEST", "LONGEST_WAIT", "due_ms", "resolve_position", "wait_s"]
+__all__ = [
+    "EARLIEST",
+    "LATEST",
+    "LONGEST_WAIT",
+    "due_ms",
+    "iso_time",
+    "resolve_position",
+    "wait_s",
+]
 
 LONGEST_WAIT: Final = timedelta(days=3652)
 """Ten years. Beyond that somebody mistook milliseconds for seconds."""
@@ -62,6 +70,12 @@ def due_ms(delay: float | timedelta | None, at: datetime | float | None, now_ms:
     if moment_ms - now_ms > LONGEST_WAIT // _MILLISECOND:
         raise ValueError(f"at = {at!r}: more than ten years away")
     return max(moment_ms, now_ms)
+
+
+def iso_time(ms: int) -> str:
+    """Spell epoch milliseconds as scripts and Java's `Instant` do: `2026-07-01T08:00:00.123Z`."""
+    moment = datetime.fromtimestamp(ms // 1000, UTC).replace(microsecond=ms % 1000 * 1000)
+    return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 def resolve_position(position: str | datetime) -> str:

@@ -13,12 +13,12 @@ library, whose letters have no others:
 from __future__ import annotations
 
 from collections.abc import Sequence
-from datetime import UTC, datetime
 
 import msgspec
 
 from penstock.clock import SYSTEM_CLOCK
 from penstock.delivery.retries import Failure
+from penstock.delivery.times import iso_time
 from penstock.errors import TopicMissing
 from penstock.redis.client import Client
 from penstock.redis.codec import Codec
@@ -37,7 +37,7 @@ from penstock.topics.message import (
 )
 from penstock.topics.views import LetterView
 
-__all__ = ["Letter", "bury", "index_field", "iso_time", "letter_fields"]
+__all__ = ["Letter", "bury", "index_field", "letter_fields"]
 
 _MAX_RETRIES = b"maxRetries"
 _TIMESTAMP = b"timestamp"
@@ -190,12 +190,6 @@ def letter_fields(
     if payload is None:
         letter["fields"] = msgspec.json.encode(message.shown())
     return [part for item in letter.items() for part in item]
-
-
-def iso_time(ms: int) -> str:
-    """Spell epoch milliseconds as Java's `Instant` does: `2026-07-01T08:00:00.123Z`."""
-    moment = datetime.fromtimestamp(ms // 1000, UTC).replace(microsecond=ms % 1000 * 1000)
-    return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 def _failure_fields(failures: Sequence[Failure]) -> dict[str, str | bytes]:
