@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from penstock.delivery.payloads import SHOWN_BYTES, PayloadView, show_bytes
 from penstock.errors import DecodeError
 from penstock.redis.client import Client
 from penstock.redis.codec import Codec
@@ -15,7 +16,6 @@ from penstock.topics.message import (
     STORED_BESIDE,
     Message,
 )
-from penstock.topics.views import PayloadView
 
 __all__ = [
     "SHOWN_BYTES",
@@ -25,9 +25,6 @@ __all__ = [
     "show_payload",
     "without_reference",
 ]
-
-SHOWN_BYTES = 64 * 1024
-"""What is shown of a payload, unless more or less is asked for."""
 
 
 def payload_prefix(keys: PartitionKeys) -> str:
@@ -69,15 +66,4 @@ def show_payload(codec: Codec, raw: bytes | None, most_bytes: int = SHOWN_BYTES)
         data = codec.decode(raw, bytes)
     except DecodeError:
         data = raw
-    shown = data[:most_bytes]
-    is_cut = len(data) > len(shown)
-    try:
-        text, is_text = shown.decode(), True
-    except UnicodeDecodeError as error:
-        # The cut may have gone through a character.
-        is_text = (
-            is_cut and error.start > len(shown) - 4 and error.reason == "unexpected end of data"
-        )
-        text = shown[: error.start].decode() if is_text else shown.decode(errors="backslashreplace")
-    raw_shown = None if is_text else shown
-    return PayloadView(text=text, size=len(data), is_text=is_text, is_cut=is_cut, raw=raw_shown)
+    return show_bytes(data, most_bytes)

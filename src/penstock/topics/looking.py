@@ -1,48 +1,10 @@
-"""Asking the server many things at once; not being able to look is an error, never "nothing"."""
+"""Asking the server many things at once, and reading what it says of streams."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-from penstock.errors import CommandRefused, ServerError
-from penstock.redis.client import Client
-from penstock.redis.wire import Command, Reply
+from penstock.delivery.looking import as_dict, ask, now_ms, text
 
 __all__ = ["as_dict", "ask", "id_numbers", "now_ms", "text"]
-
-_AT_ONCE = 1_000
-_ABSENT = "no such key"
-
-
-async def ask(client: Client, commands: Sequence[Command], *, absent: bool = False) -> list[Reply]:
-    """Return every reply, or raise the first refusal. A round trip per 1,000 commands.
-
-    With `absent`, None stands for what XINFO says of a key that is not there.
-    """
-    replies: list[Reply] = []
-    for start in range(0, len(commands), _AT_ONCE):
-        for reply in await client.pipeline(commands[start : start + _AT_ONCE]):
-            if isinstance(reply, CommandRefused) and absent and _ABSENT in str(reply):
-                replies.append(None)
-            elif isinstance(reply, ServerError):
-                raise reply
-            else:
-                replies.append(reply)
-    return replies
-
-
-def as_dict(reply: Reply) -> dict[str, Reply]:
-    """Names and values in turn, as a dict."""
-    return {text(name): value for name, value in zip(reply[::2], reply[1::2], strict=True)}
-
-
-def text(value: bytes) -> str:
-    return value.decode(errors="backslashreplace")
-
-
-def now_ms(reply: Reply) -> int:
-    """Read the reply to TIME."""
-    return int(reply[0]) * 1000 + int(reply[1]) // 1000
 
 
 def id_numbers(id_: bytes | str) -> tuple[int, int]:

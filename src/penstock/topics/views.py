@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
+from penstock.delivery.payloads import PayloadView
 from penstock.topics.facts import Options
 
 __all__ = [
@@ -26,21 +27,6 @@ __all__ = [
     "TopicView",
     "Trimmed",
 ]
-
-
-class PayloadView(msgspec.Struct, frozen=True, kw_only=True):
-    """A payload as people read it: unpacked, and cut if it is long."""
-
-    text: str
-    """Bytes that are no UTF-8 are written as `\\xff`."""
-    size: int
-    """Bytes of the whole, unpacked."""
-    is_text: bool = True
-    is_cut: bool = False
-    is_missing: bool = False
-    """It was stored beside the stream and is gone, or the entry has none."""
-    raw: bytes | None = msgspec.field(default=None, name="base64")
-    """The bytes themselves, if they are no text; cut like the text."""
 
 
 class MessageView(msgspec.Struct, frozen=True, kw_only=True):
