@@ -186,8 +186,6 @@ class DeadLetters:
         """
         if to not in ("group", "all"):
             raise ValueError(f'to = {to!r}: expected "group" or "all"')
-        if rate is not None and not rate > 0:
-            raise ValueError(f"rate = {rate!r}: expected a number above 0")
         replay = Replay(
             self._client, self.topic, self._partitioner, to_group=to == "group", rate=rate
         )

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from penstock.delivery.throttle import Throttle
 from penstock.errors import ServerError, TopicError, TopicMissing
 from penstock.redis.client import Client
 from penstock.redis.wire import Argument
@@ -31,7 +32,6 @@ __all__ = ["ORIGINAL_ID", "Replay"]
 ORIGINAL_ID = "x-original-message-id"
 
 _CHUNK = 100
-_CHUNKS_PER_S = 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,16 +61,16 @@ class Replay:
         to_group: bool,
         rate: float | None,
     ) -> None:
-        self.chunk = _CHUNK if rate is None else max(1, min(_CHUNK, int(rate / _CHUNKS_PER_S)))
+        self._throttle = Throttle(rate, _CHUNK)
+        self.chunk = self._throttle.chunk
         """Letters to be handed over at a time."""
         self.missing = 0
         self.detail = "to the group that failed" if to_group else "to all groups"
         self._client, self._topic, self._partitioner = client, topic, partitioner
-        self._to_group, self._rate = to_group, rate
+        self._to_group = to_group
         self._count = 0
         self._moved_before: dict[int, tuple[int, int]] = {}
         self._groups: frozenset[str] = frozenset()
-        self._started_at = asyncio.get_running_loop().time()
         self._matched = self._replayed = self._repeated = 0
         self._skipped: dict[str, str] = {}
 
@@ -120,7 +120,7 @@ class Replay:
         lanes: dict[int, list[_Ready]] = {}
         for one in await self.examine(letters):
             lanes.setdefault(one.partition, []).append(one)
-        await self._keep_pace()
+        await self._throttle.wait(self._replayed + self._repeated)
         ends = await asyncio.gather(*map(self._send_lane, lanes.values()), return_exceptions=True)
         for end in ends:
             if end is not None:
@@ -142,12 +142,6 @@ class Replay:
                 self._replayed += 1
             else:
                 self._repeated += 1
-
-    async def _keep_pace(self) -> None:
-        if self._rate is not None:
-            loop = asyncio.get_running_loop()
-            due = self._started_at + (self._replayed + self._repeated) / self._rate
-            await asyncio.sleep(max(0.0, due - loop.time()))
 
     async def _ready(self, letter: Letter) -> _Ready:
         target = letter.group if self._to_group else None
