@@ -7,6 +7,7 @@ body together.
 from __future__ import annotations
 
 from penstock.redis.queue_scripts import QueueScripts
+from penstock.redis.schedule_scripts import ScheduleScripts
 from penstock.redis.script import Script, load_script
 from penstock.redis.topic_admin_scripts import TopicAdminScripts
 from penstock.redis.topic_scripts import TopicScripts
@@ -15,5 +16,5 @@ from penstock.redis.worker_scripts import WorkerScripts
 __all__ = ["Script", "Scripts", "load_script"]
 
 
-class Scripts(WorkerScripts, TopicScripts, TopicAdminScripts, QueueScripts):
+class Scripts(WorkerScripts, TopicScripts, TopicAdminScripts, QueueScripts, ScheduleScripts):
     """Every script as a call. Keys come from `redis/keys.py`; times are the server's."""

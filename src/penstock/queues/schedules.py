@@ -1,0 +1,174 @@
+"""The schedules of an app: declared in its code, looked at and changed while they run."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+import msgspec
+
+from penstock.delivery.audit import record_act
+from penstock.errors import ConfigError, QueueError
+from penstock.queues.cron import read_when
+from penstock.queues.items import new_id
+from penstock.queues.schedule import PAUSED, Schedule, enqueue
+from penstock.queues.scheduler import Scheduler
+from penstock.redis.client import Client
+from penstock.redis.keys.keyring import QueueKeyring
+
+__all__ = ["ScheduleView", "Schedules"]
+
+TRIES: Final = 10
+"""A schedule that is paused while it fires is looked at again."""
+
+
+class ScheduleView(msgspec.Struct, frozen=True, kw_only=True):
+    """A schedule as it stands on the server."""
+
+    name: str
+    queue: str
+    when: str
+    """As it was declared: `cron UTC */5 * * * *`, or `every 90000 0` in ms, period and offset."""
+    next_ms: int | None
+    """The next tick in server ms; None while it is paused."""
+    paused: bool
+    orphan: bool
+    """Whether no worker declares it any more. It fires for nobody, and stays until removed."""
+
+
+class Schedules:
+    """What recurs: `app.schedules`.
+
+    for schedule in await app.schedules.list(): print(schedule.name, schedule.next_ms)
+    await app.schedules.pause("nightly-report")
+
+    A name that stands nowhere raises `QueueError`, a change is noted in the queue's audit.
+    """
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+        self._declared: dict[str, Schedule] = {}
+
+    @property
+    def declared(self) -> Sequence[Schedule]:
+        """What the code of this app declares."""
+        return tuple(self._declared.values())
+
+    def add(self, schedule: Schedule) -> None:
+        """Declare a schedule; workers made from now on look after it."""
+        if schedule.name in self._declared:
+            raise ConfigError(
+                f"schedule {schedule.name!r} is declared twice; give one of them another name=…"
+            )
+        self._declared[schedule.name] = schedule
+
+    def scheduler(self) -> Scheduler:
+        """Make the service that looks after all that is declared."""
+        return Scheduler(self._client, self.declared)
+
+    async def list(self, queue: str | None = None) -> list[ScheduleView]:
+        """Return all schedules on the server, by their next tick, paused ones last.
+
+        One round trip for each queue there is.
+        """
+        views = [
+            view
+            for name in ([queue] if queue else await self._queues())
+            for view in await self._views(name)
+        ]
+        return sorted(views, key=lambda view: (view.paused, view.next_ms or 0, view.name))
+
+    async def get(self, name: str) -> ScheduleView:
+        """Return one schedule."""
+        declared = self._declared.get(name)
+        for view in await self.list(declared.queue if declared else None):
+            if view.name == name:
+                return view
+        raise QueueError(f"there is no schedule {name!r} on the server")
+
+    async def pause(self, name: str, *, who: str | None = None) -> bool:
+        """Let a schedule fire no more; False if it was paused. What passes by is not made up."""
+        for _ in range(TRIES):
+            view = await self.get(name)
+            if view.paused:
+                return False
+            if await self._move(view, str(view.next_ms), PAUSED):
+                await self._note(view.queue, who, "pause schedule", name)
+                return True
+        raise QueueError(f"schedule {name!r} fires too often to be paused; try again")
+
+    async def resume(self, name: str, *, who: str | None = None) -> bool:
+        """Let a paused schedule go on with its next tick; False if it was not paused."""
+        view = await self.get(name)
+        if not view.paused:
+            return False
+        when = read_when(view.when)
+        if when is None:
+            raise QueueError(f"schedule {name!r} is declared in unknown words: {view.when!r}")
+        resumed = await self._move(view, PAUSED, str(when.next_after(await self._now_ms())))
+        if resumed:
+            await self._note(view.queue, who, "resume schedule", name)
+        return resumed
+
+    async def trigger(self, name: str, *, who: str | None = None) -> str:
+        """Queue a job of a schedule now, beside its ticks, paused or not; the job's id.
+
+        This app's code has to declare it: only that knows the job.
+        """
+        schedule = self._declared.get(name)
+        if schedule is None:
+            raise ConfigError(f"schedule {name!r} is not declared by this app")
+        job_id = f"cron:{name}:{new_id()}"
+        if await enqueue(self._client, schedule, [(job_id, await self._now_ms())]) == 0:
+            raise QueueError(f"queue {schedule.queue!r} is full; nothing was queued")
+        await self._note(schedule.queue, who, "trigger schedule", name)
+        return job_id
+
+    async def remove(self, name: str, *, who: str | None = None) -> bool:
+        """Forget a schedule; False if there was none.
+
+        Workers that run and still declare it leave it alone; the next that starts brings it back.
+        """
+        for queue in await self._queues():
+            if await self._client.scripts.remove_schedule(keys=self._keys(queue), name=name):
+                await self._note(queue, who, "remove schedule", name)
+                return True
+        return False
+
+    async def _now_ms(self) -> int:
+        seconds, micros = map(int, await self._client.call("TIME"))
+        return seconds * 1000 + micros // 1000
+
+    async def _queues(self) -> list[str]:
+        known = await self._client.call("SMEMBERS", self._client.keys.queues().registry)
+        return sorted({queue.decode() for queue in known} | {one.queue for one in self.declared})
+
+    async def _views(self, queue: str) -> list[ScheduleView]:
+        _, *facts = await self._client.scripts.list_schedules(keys=self._keys(queue))
+        return [
+            ScheduleView(
+                name=_text(name),
+                queue=queue,
+                when=_text(when),
+                next_ms=None if tick == PAUSED.encode() else int(float(tick)),
+                paused=tick == PAUSED.encode(),
+                orphan=not seen,
+            )
+            for name, tick, when, seen in zip(*(facts[at::4] for at in range(4)), strict=True)
+        ]
+
+    async def _move(self, view: ScheduleView, found: str, tick: str) -> bool:
+        return await self._client.scripts.move_tick(
+            keys=self._keys(view.queue), name=view.name, text=view.when, found=found, tick=tick
+        )
+
+    async def _note(self, queue: str, who: str | None, what: str, name: str) -> None:
+        audit = self._keys(queue).audit
+        await record_act(self._client, audit, who=who, what=what, count=1, detail=name)
+
+    def _keys(self, queue: str) -> QueueKeyring:
+        return QueueKeyring.of(self._client.keys, queue)
+
+
+def _text(told: bytes | int) -> str:
+    return told.decode(errors="backslashreplace") if isinstance(told, bytes) else str(told)

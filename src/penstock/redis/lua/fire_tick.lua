@@ -1,0 +1,78 @@
+-- fire_tick: queue what is due by a schedule and move on to its next tick, or do nothing.
+--
+-- Any number of workers may try: the first that finds the tick it expects has queued its jobs by
+-- the time the others look.
+--
+-- KEYS[1]  ZSET  next ticks by name
+-- KEYS[2]  HASH  the queue's state
+-- KEYS[3]  LIST  the queue's plain list; the list of a lane is named after it
+-- KEYS[4]  HASH  counters
+-- KEYS[5]  LIST  the overflow
+-- KEYS[6]  LIST  the ring of fair lanes
+-- KEYS[7]  ZSET  parked lanes
+-- ARGV[1]  str   name
+-- ARGV[2]  str   how it is declared
+-- ARGV[3]  str   the tick at which the caller thinks it stands; '' to queue jobs out of turn
+-- ARGV[4]  int   the server's ms before which nothing happens
+-- ARGV[5]  int   the next tick
+-- ARGV[6]  str   lane, '' for the plain list
+-- ARGV[7]  str   the queue's name
+-- ARGV[8]  str   policy for a full list: 'reject', 'dlq' or 'drop_oldest'
+-- ARGV[9]  int   most jobs in the list, 0 for any number
+-- ARGV[10] int   most bytes in the queue's lists, 0 for any number
+-- ARGV[11] int   most jobs in the overflow
+-- ARGV[12] str   beginning of the names of records
+-- ARGV[13] str   beginning of the names of the indexes by state
+-- ARGV[14] int   ms for which a final record is kept
+-- ARGV[15] int   how many names and values for records follow, -1 for jobs without records
+-- ARGV[16..] str  these; then for each job its id, its id as it stands in keys, and the job; none to
+--                 pass over a tick
+--
+-- Returns   1  done
+--           0  the list is full; nothing was written
+--          -1  it stands elsewhere, is declared otherwise, or it is too early; nothing was written
+
+-- Include: time
+-- Include: records
+-- Include: lanes
+-- Include: overflow
+-- Include: losses
+-- Include: schedule
+local name, lane, index = ARGV[1], ARGV[6], ARGV[13]
+if ARGV[3] ~= '' then
+  if redis.call('ZSCORE', KEYS[1], name) ~= ARGV[3] then return -1 end
+  if redis.call('HGET', KEYS[2], declared_in(name)) ~= ARGV[2] then return -1 end
+  if now < tonumber(ARGV[4]) then return -1 end
+end
+
+local recorded, fields = tonumber(ARGV[15]), {}
+for place = 16, 15 + recorded do fields[#fields + 1] = ARGV[place] end
+local jobs, bytes = {}, 0
+for place = 16 + math.max(recorded, 0), #ARGV, 3 do
+  local id, key, item = ARGV[place], ARGV[place + 1], ARGV[place + 2]
+  -- A record that is there tells that the clock was set back: this moment has come before.
+  if recorded < 0 or redis.call('EXISTS', ARGV[12] .. key) == 0 then
+    jobs[#jobs + 1] = {id, key, item}
+    bytes = bytes + #item
+  end
+end
+local list, side = list_of(KEYS[3], lane), redis.call('HGET', KEYS[2], 'side') or 'right'
+if #jobs > 0 then
+  local room = make_room(list, KEYS[5], KEYS[4], KEYS[2], ARGV[7], side, ARGV[8],
+    tonumber(ARGV[9]), tonumber(ARGV[10]), tonumber(ARGV[11]), #jobs, bytes, iso(now), now,
+    function(item) note_loss(ARGV[12], index, item, now, ARGV[14]) end)
+  if not room then return 0 end
+  redis.call('HINCRBY', KEYS[4], 'added', #jobs)
+  if lane ~= '' then redis.call('HSETNX', KEYS[2], 'lanes', 1) end
+  if ARGV[10] ~= '0' then redis.call('HINCRBY', KEYS[2], 'bytes', 0) end
+end
+for _, job in ipairs(jobs) do
+  if recorded >= 0 then
+    redis.call('HSET', ARGV[12] .. job[2], 'job_id', job[1], 'status', 'queued',
+      'submitted_at', iso(now), unpack(fields))
+    redis.call('ZADD', index .. 'queued', now, job[2])
+  end
+  put(KEYS[3], KEYS[6], KEYS[7], KEYS[2], side, lane, job[3], false)
+end
+if ARGV[3] ~= '' then redis.call('ZADD', KEYS[1], ARGV[5], name) end
+return 1

@@ -1,0 +1,20 @@
+-- list_schedules: tell where all schedules of a queue stand.
+--
+-- KEYS[1]  ZSET  next ticks by name
+-- KEYS[2]  HASH  the queue's state
+--
+-- Returns  list  the server's ms; then for each schedule its name, its next tick ('inf' if it is
+--                paused), how it is declared, and 1 if a worker has declared it lately, else 0
+
+-- Include: time
+-- Include: schedule
+local found, answer = redis.call('ZRANGE', KEYS[1], 0, -1, 'WITHSCORES'), {now}
+for place = 1, #found, 2 do
+  local name = found[place]
+  local facts = redis.call('HMGET', KEYS[2], declared_in(name), seen_in(name))
+  answer[#answer + 1] = name
+  answer[#answer + 1] = found[place + 1]
+  answer[#answer + 1] = facts[1] or ''
+  answer[#answer + 1] = math.abs(now - tonumber(facts[2] or 0)) < 3 * SEEN_MS and 1 or 0
+end
+return answer

@@ -1,0 +1,9 @@
+-- What recurs: its next tick stands in a ZSET (`inf` while it is paused), and beside it in the
+-- queue's state how it is declared (empty: removed by hand) and when a worker last declared it.
+
+local function declared_in(name) return 'cron:' .. name end
+
+local function seen_in(name) return 'cron_seen:' .. name end
+
+-- A worker notes this often that it declares a schedule; after three times as long nobody does.
+local SEEN_MS = 10000
