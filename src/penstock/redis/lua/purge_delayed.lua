@@ -1,0 +1,35 @@
+-- purge_delayed: take away jobs that are not yet due, and close their records.
+--
+-- Flags: allow-oom  it frees memory
+--
+-- KEYS[1]  ZSET  ids of jobs not yet due
+-- KEYS[2]  HASH  jobs not yet due
+-- KEYS[3]  HASH  counters
+-- ARGV[1]  str   beginning of the names of records
+-- ARGV[2]  str   beginning of the names of the indexes by state
+-- ARGV[3]  int   ms for which a final record is kept
+-- ARGV[4..]  str  for each its id as records are named; its unique key, '' for none
+--
+-- Returns  int  how many were taken away
+
+redis.call('ZREM', KEYS[1], '')
+-- Include: time
+-- Include: records
+for place = 4, #ARGV, 2 do redis.call('HEXISTS', ARGV[1] .. ARGV[place], 'status') end
+redis.call('HLEN', KEYS[2])
+redis.call('HLEN', KEYS[3])
+local removed = 0
+for place = 4, #ARGV, 2 do
+  local id, unique = ARGV[place], ARGV[place + 1]
+  if redis.call('ZREM', KEYS[1], id) == 1 then
+    redis.call('HDEL', KEYS[2], id)
+    local record = ARGV[1] .. id
+    if close(record, ARGV[2], id, 'cancelled', now, ARGV[3]) then
+      redis.call('HSET', record, 'error', 'purged', 'error_type', 'Purged')
+    end
+    forget(unique, id)
+    removed = removed + 1
+  end
+end
+if removed > 0 then redis.call('HINCRBY', KEYS[3], 'purged', removed) end
+return removed

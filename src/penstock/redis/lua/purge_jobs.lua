@@ -1,0 +1,56 @@
+-- purge_jobs: take waiting jobs out of a lane, and close their records.
+--
+-- Only what still stands there byte by byte is taken: what a worker has claimed by now stays its.
+--
+-- Flags: allow-oom  it frees memory
+--
+-- KEYS[1]  LIST  the queue's plain list; those of its lanes are named after it
+-- KEYS[2]  LIST  the ring of fair lanes
+-- KEYS[3]  HASH  the queue's state
+-- KEYS[4]  HASH  counters
+-- ARGV[1]  str   lane, '' for the plain list
+-- ARGV[2]  str   beginning of the names of records
+-- ARGV[3]  str   beginning of the names of the indexes by state
+-- ARGV[4]  int   ms for which a final record is kept
+-- ARGV[5..]  str  for each its job; its id as records are named, '' for none; its unique key, ''
+--                 for none
+--
+-- Returns  int  how many were taken out
+
+redis.call('HDEL', KEYS[3], '')
+-- Include: time
+-- Include: records
+-- Include: lanes
+local list = list_of(KEYS[1], ARGV[1])
+for place = 5, #ARGV, 3 do
+  if ARGV[place + 1] ~= '' then redis.call('HEXISTS', ARGV[2] .. ARGV[place + 1], 'status') end
+end
+redis.call('LLEN', KEYS[2])
+redis.call('HLEN', KEYS[4])
+
+local facts = redis.call('HMGET', KEYS[3], 'side', 'bytes')
+local from = facts[1] == 'left' and -1 or 1
+local removed, freed = 0, 0
+for place = 5, #ARGV, 3 do
+  local item, id, unique = unpack(ARGV, place, place + 2)
+  if redis.call('LREM', list, from, item) == 1 then
+    removed, freed = removed + 1, freed + #item
+    if id ~= '' then
+      local record = ARGV[2] .. id
+      if close(record, ARGV[3], id, 'cancelled', now, ARGV[4]) then
+        redis.call('HSET', record, 'error', 'purged', 'error_type', 'Purged')
+      end
+      forget(unique, id)
+    end
+  end
+end
+if facts[2] and freed > 0 then
+  redis.call('HSET', KEYS[3], 'bytes', math.max(0, tonumber(facts[2]) - freed))
+end
+-- A lane that is left in the ring without jobs would be put there twice by the next job.
+if not PRIORITIES[ARGV[1]] and redis.call('EXISTS', list) == 0 then
+  if redis.call('LINDEX', KEYS[2], 0) == ARGV[1] then redis.call('HSET', KEYS[3], 'credit', 0) end
+  redis.call('LREM', KEYS[2], 0, ARGV[1])
+end
+if removed > 0 then redis.call('HINCRBY', KEYS[4], 'purged', removed) end
+return removed

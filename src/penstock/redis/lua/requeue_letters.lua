@@ -1,0 +1,61 @@
+-- requeue_letters: turn dead letters into jobs again, at the back of their lanes, each once.
+--
+-- Only a letter that still stands there byte by byte is taken; whoever comes second gets none.
+--
+-- Flags: allow-oom  what is queued is smaller than its letter
+--
+-- KEYS[1]  LIST    the letters
+-- KEYS[2]  LIST    the queue's plain list; those of its lanes are named after it
+-- KEYS[3]  LIST    the ring of fair lanes
+-- KEYS[4]  ZSET    parked lanes
+-- KEYS[5]  HASH    the queue's state
+-- KEYS[6]  HASH    counters
+-- KEYS[7]  STREAM  what people did to the queue
+-- ARGV[1]  str     who
+-- ARGV[2]  str     more about it
+-- ARGV[3]  str     beginning of the names of records
+-- ARGV[4]  str     beginning of the names of the indexes by state
+-- ARGV[5]  int     ms for which a unique key holds
+-- ARGV[6]  str     the queue's name
+-- ARGV[7..]  str   for each its letter; the job; its lane; its id as records are named, '' for none;
+--                  its id; its task; '1' if it has a record; its unique key, '' for none
+--
+-- Returns  list  for each 1 if it is queued now, 0 if there was no such letter
+
+redis.call('HDEL', KEYS[5], '')
+-- Include: time
+-- Include: records
+-- Include: lanes
+-- Include: revival
+-- Include: audit
+for place = 7, #ARGV, 8 do
+  redis.call('LLEN', list_of(KEYS[2], ARGV[place + 2]))
+  look_before(ARGV[3] .. ARGV[place + 3], ARGV[place + 7])
+end
+redis.call('LLEN', KEYS[3])
+redis.call('ZCARD', KEYS[4])
+redis.call('HLEN', KEYS[6])
+redis.call('XLEN', KEYS[7])
+
+local side = redis.call('HGET', KEYS[5], 'side') or 'right'
+local answer, count = {}, 0
+for place = 7, #ARGV, 8 do
+  local letter, item, lane, name, id, task, is_tracked, unique = unpack(ARGV, place, place + 7)
+  local found = redis.call('LREM', KEYS[1], 1, letter)
+  if found == 1 then
+    put(KEYS[2], KEYS[3], KEYS[4], KEYS[5], side, lane, item, false)
+    if lane ~= '' then redis.call('HSETNX', KEYS[5], 'lanes', 1) end
+    if name ~= '' then
+      take_unique(unique, name, ARGV[5])
+      begin_anew(ARGV[3] .. name, ARGV[4], name, is_tracked == '1',
+        {'job_id', id, 'task', task, 'queue', ARGV[6]}, now)
+    end
+    count = count + 1
+  end
+  answer[#answer + 1] = found
+end
+if count > 0 then
+  redis.call('HINCRBY', KEYS[6], 'requeued', count)
+  note_act(KEYS[7], ARGV[1], 'requeue', count, ARGV[2])
+end
+return answer
