@@ -40,7 +40,7 @@ end
 -- Include: lanes
 local waiting, ring, parked = KEYS[3], KEYS[4], KEYS[5]
 local facts = redis.call('HMGET', KEYS[8], 'side', 'paused', 'bytes', 'levels', 'limit',
-  'lane_limit', 'lanes')
+  'lane_limit', 'lanes', 'paused_lanes')
 local side, lane_limit = facts[1] or 'right', tonumber(facts[6] or 0)
 if #ARGV > 7 then
   local done = redis.call('HDEL', KEYS[2], unpack(ARGV, 8))
@@ -80,7 +80,7 @@ end
 
 local pop, freed = side == 'left' and 'RPOP' or 'LPOP', 0
 local function take(lane, most)
-  if most <= 0 then return 0 end
+  if most <= 0 or (facts[8] and string.find(facts[8], '<' .. lane .. '>', 1, true)) then return 0 end
   local items = redis.call(pop, list_of(waiting, lane), most)
   if not items then return 0 end
   local claims = {}
