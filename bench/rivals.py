@@ -11,6 +11,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
 import tomllib
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -40,20 +41,22 @@ class Peer:
     backlog: Callable[[Arena], Backlog] | None = None
     """None: it keeps its messages in streams, with groups."""
     variables: dict[str, str] = field(default_factory=dict)
+    packages: str = "bench"
+    """The dependency group that has it, if it is a Python peer."""
 
     async def sends(self, arena: Arena, count: int) -> float | None:
         """Messages a second that it takes, if it says so; they stay for `drains`."""
-        told = await arena.run([*self._runtime(), *self.produce, count], **self._variables())
+        told = await arena.run([*self.runtime(), *self.produce, count], **self.environment())
         return told.get("rate")
 
     async def drains(self, arena: Arena) -> float:
         backlog = self.backlog(arena) if self.backlog else None
-        return await arena.drain([*self._runtime(), *self.consume], backlog, **self._variables())
+        return await arena.drain([*self.runtime(), *self.consume], backlog, **self.environment())
 
-    def _runtime(self) -> list[object]:
-        return [_node()] if self.program == "node" else [_python()]
+    def runtime(self) -> list[object]:
+        return [_node()] if self.program == "node" else [_python(self.packages)]
 
-    def _variables(self) -> dict[str, str]:
+    def environment(self) -> dict[str, str]:
         packages = {"BENCH_NODE_FOLDER": str(_node_folder())} if self.program == "node" else {}
         return {**packages, **self.variables}
 
@@ -95,15 +98,26 @@ BULLMQ = Peer(
 
 
 @cache
-def _python() -> Path:
-    """The interpreter that has the Python peers."""
+def _python(group: str) -> Path:
+    """The interpreter that has the Python peers of a dependency group."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
-    wanted: list[str] = project["dependency-groups"]["bench"]
-    constraints = ROOT / "constraints.txt"
-    folder = _folder("python", "\n".join([sys.version, *wanted, constraints.read_text()]))
-    pip = [folder / "bin/python", "-m", "pip", "install", "--quiet", "--constraint", constraints]
-    _install(folder, [[sys.executable, "-m", "venv", folder], [*pip, *wanted]])
+    wanted: list[str] = project["dependency-groups"][group]
+    constraints = _constraints(wanted)
+    folder = _folder("python", "\n".join([sys.version, *wanted, constraints]))
+    pip = [folder / "bin/python", "-m", "pip", "install", "--quiet"]
+    with tempfile.NamedTemporaryFile("w", suffix=".txt") as file:
+        file.write(constraints)
+        file.flush()
+        install = [*pip, "--constraint", file.name, *wanted]
+        _install(folder, [[sys.executable, "-m", "venv", folder], install])
     return folder / "bin/python"
+
+
+def _constraints(wanted: list[str]) -> str:
+    """The project's own, without those of packages whose version the group fixes itself."""
+    fixed = {name for name, pin, _ in (text.partition("==") for text in wanted) if pin}
+    lines = (ROOT / "constraints.txt").read_text().splitlines(keepends=True)
+    return "".join(line for line in lines if line.partition("==")[0] not in fixed)
 
 
 @cache

@@ -8,17 +8,14 @@ turn; the median of the rounds counts. What could not be measured is a figure th
 from __future__ import annotations
 
 import os
-import statistics
-import sys
-from collections import defaultdict
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal
 
-from arena import FOLDER, Arena, Failed, open_arena
+from arena import Arena, open_arena
 from penstock.testing.figures import Figure
-from rivals import BULLMQ, DRAMATIQ, FASTSTREAM, FASTSTREAM_BATCH, TASKIQ, Missing, Peer
+from results import DRAINS, SENDS, Results, Turn, program
+from rivals import BULLMQ, DRAMATIQ, FASTSTREAM, FASTSTREAM_BATCH, TASKIQ, Peer
 
 SUITE = "topics"
 PARTITIONS = 4
@@ -26,8 +23,6 @@ A_SECOND = 200
 ROUND_TRIP_MS = 2
 PYTHON_PEERS = (DRAMATIQ, TASKIQ, FASTSTREAM)
 PEERS = (*PYTHON_PEERS, FASTSTREAM_BATCH, BULLMQ)
-
-Turn = Callable[[Arena], Awaitable[dict[str, float]]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,55 +43,6 @@ QUICK = Sizes(2, 120_000, peer_s=0.5, paced_s=3, memory_steps=3, memory_step=60_
 FULL = Sizes(5, 400_000, peer_s=3, paced_s=10, memory_steps=10, memory_step=500_000)
 
 
-class Results:
-    """What the turns gave in each round, and which gave nothing."""
-
-    def __init__(self) -> None:
-        self._values: dict[str, list[float]] = defaultdict(list)
-        self._given_up: set[str] = set()
-
-    async def play(self, arena: Arena, name: str, turn: Turn) -> None:
-        """Give a contender its turn, unless it has failed before."""
-        if name in self._given_up:
-            return
-        try:
-            values = await turn(arena)
-        except (Failed, Missing) as error:
-            print(f"  {name}: {error}", file=sys.stderr, flush=True)
-            self._given_up.add(name)
-        else:
-            for key, value in values.items():
-                self._values[key].append(value)
-        await arena.clean()
-
-    def ratio(self, name: str, bar: float, ours: str, *theirs: str) -> Figure:
-        """Ours over the best of theirs, round by round."""
-        missing = [key for key in (ours, *theirs) if not self._values.get(key)]
-        if missing:
-            return _not_measured(f"{name} (missing: {', '.join(missing)})", "x", bar)
-        rounds = zip(*(self._values[key] for key in (ours, *theirs)), strict=False)
-        value = statistics.median(first / max(others) for first, *others in rounds)
-        return Figure(SUITE, name, value, "x", bar, ">=")
-
-    def value(self, key: str, unit: str, bar: float, op: Literal[">=", "<="]) -> Figure:
-        values = self._values.get(key)
-        if not values:
-            return _not_measured(key, unit, bar)
-        return Figure(SUITE, key, statistics.median(values), unit, bar, op)
-
-    def rates(self) -> Iterator[Figure]:
-        """All absolute rates, for the reader; they have no bar."""
-        for key, values in sorted(self._values.items()):
-            if key.endswith((DRAINS, SENDS)):
-                yield Figure(SUITE, key, statistics.median(values) / 1000, "k/s", 0, ">=")
-
-
-def _not_measured(name: str, unit: str, bar: float) -> Figure:
-    """A figure that never holds, whichever way its bar would point."""
-    return Figure(SUITE, f"{name}: NOT MEASURED", 0, unit, bar, ">=")
-
-
-DRAINS, SENDS = " drains", " sends"
 RAW, MESSAGE, BATCH, KEY = "by hand", "message handler", "batch handler", "ordering by key"
 AT_ONCE, ALONE = "100 tasks", "one task"
 ONE, SIXTEEN, FAR, LINE = "1 partition", "16 partitions", "2 ms away", "0 ms away"
@@ -107,15 +53,12 @@ MEMORY = "consumer's memory, at the end / after the first of its steps"
 
 
 async def figures(*, quick: bool) -> AsyncIterator[Figure]:
-    sizes, results = QUICK if quick else FULL, Results()
+    sizes, results = QUICK if quick else FULL, Results(SUITE)
     turns = _turns(sizes)
     # Others who compute meanwhile spoil the rest: the reader shall see it.
     yield Figure(SUITE, "load of the machine beforehand", os.getloadavg()[0], "", 0, ">=")
     async with open_arena() as arena:
-        for number in range(sizes.rounds):
-            print(f"  round {number + 1} of {sizes.rounds}", file=sys.stderr, flush=True)
-            for name in reversed(turns) if number % 2 else turns:
-                await results.play(arena, name, turns[name])
+        await results.play_rounds(arena, turns, sizes.rounds)
         for name, turn in _turns_taken_once(sizes).items():
             await results.play(arena, name, turn)
     for figure in (*_held_against_bars(results), *results.rates()):
@@ -181,9 +124,9 @@ async def _peer(peer: Peer, sizes: Sizes, arena: Arena) -> dict[str, float]:
 
 
 async def _by_hand(sizes: Sizes, arena: Arena) -> dict[str, float]:
-    sent = await arena.run(_program("loops", "produce", PARTITIONS, sizes.messages))
+    sent = await arena.run(program("loops", "produce", PARTITIONS, sizes.messages))
     await arena.rest()
-    drained = await arena.drain(_program("loops", "consume", PARTITIONS))
+    drained = await arena.drain(program("loops", "consume", PARTITIONS))
     return {RAW + SENDS: sent["rate"], RAW + DRAINS: drained}
 
 
@@ -197,25 +140,25 @@ async def _ours(
     partitions: int = PARTITIONS,
     round_trip_ms: int | None = None,
 ) -> dict[str, float]:
-    sent = await arena.run(_program("ours", send, partitions, count))
+    sent = await arena.run(program("ours", send, partitions, count))
     await arena.rest()
-    consumer = _program("ours", "consume", handler, partitions)
+    consumer = program("ours", "consume", handler, partitions)
     if round_trip_ms is None:
         drained = await arena.drain(consumer)
     else:
-        with arena.started(_program("slow_line", round_trip_ms)) as line:
+        with arena.started(program("slow_line", round_trip_ms)) as line:
             url = (await line.tells())["url"]
             drained = await arena.drain(consumer, BENCH_URL=url)
     return {name + SENDS: sent["rate"], name + DRAINS: drained}
 
 
 async def _at_once(sizes: Sizes, arena: Arena) -> dict[str, float]:
-    sent = await arena.run(_program("ours", "send-at-once", PARTITIONS, sizes.messages // 2))
+    sent = await arena.run(program("ours", "send-at-once", PARTITIONS, sizes.messages // 2))
     return {AT_ONCE + SENDS: sent["rate"]}
 
 
 async def _alone(sizes: Sizes, arena: Arena) -> dict[str, float]:
-    told = await arena.run(_program("ours", "send-alone", sizes.messages // 20))
+    told = await arena.run(program("ours", "send-alone", sizes.messages // 20))
     return {VS_CLIENT: told["client"], VS_STOCK: told["redis-py"], ALONE + SENDS: told["rate"]}
 
 
@@ -223,8 +166,8 @@ async def _paced(sizes: Sizes, arena: Arena) -> dict[str, float]:
     size = A_SECOND, A_SECOND * sizes.paced_s
     told: dict[str, dict[str, float]] = {}
     for who in ("ours", "loops"):
-        with arena.started(_program(who, "take-paced", *size)) as consumer:
-            await arena.run(_program(who, "send-paced", *size))
+        with arena.started(program(who, "take-paced", *size)) as consumer:
+            await arena.run(program(who, "send-paced", *size))
             told[who] = await consumer.tells()
     ours, loops = told["ours"], told["loops"]
     return {
@@ -238,14 +181,10 @@ async def _paced(sizes: Sizes, arena: Arena) -> dict[str, float]:
 async def _memory(sizes: Sizes, arena: Arena) -> dict[str, float]:
     """Let one consumer take many messages; what has been settled is trimmed behind it."""
     resident_mb: list[float] = []
-    with arena.started(_program("ours", "consume", "message", PARTITIONS)) as consumer:
+    with arena.started(program("ours", "consume", "message", PARTITIONS)) as consumer:
         for _ in range(sizes.memory_steps):
-            await arena.run(_program("ours", "send-batch", PARTITIONS, sizes.memory_step))
+            await arena.run(program("ours", "send-batch", PARTITIONS, sizes.memory_step))
             _ = [left async for left in arena.watch(consumer, await arena.groups())]
             resident_mb.append(consumer.resident_mb)
             await arena.trim()
     return {MEMORY: resident_mb[-1] / resident_mb[0]}
-
-
-def _program(name: str, *arguments: Any) -> list[object]:
-    return [sys.executable, FOLDER / f"{name}.py", *arguments]
