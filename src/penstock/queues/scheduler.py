@@ -29,7 +29,6 @@ AT_ONCE: Final = 100
 TROUBLED_AFTER: Final = 3
 
 logger = logging.getLogger(__name__)
-quiet = RateLimitedLog(logger)
 
 
 class Standing(NamedTuple):
@@ -64,6 +63,7 @@ class Scheduler(Service):
         self._declared: set[tuple[str, str]] = set()
         self._failures: dict[str, int] = {}
         self._held: dict[str, float] = {}
+        self._quiet = RateLimitedLog(logger)
 
     def trouble(self) -> str | None:
         troubled = [
@@ -108,7 +108,7 @@ class Scheduler(Service):
         except Exception as error:  # noqa: BLE001  one broken schedule must not stop the others
             failures = self._failures[what] = self._failures.get(what, 0) + 1
             expected = isinstance(error, PenstockError)
-            quiet.warning(
+            self._quiet.warning(
                 f"{what} {type(error).__name__}",
                 "%s: not done, trying again: %s",
                 what,
@@ -188,7 +188,7 @@ class Scheduler(Service):
         delay_ms = schedule.delay_ms(stands_ms)
         ticks, after_ms = schedule.due_ticks(stands_ms, now_ms - delay_ms)
         if stands_ms not in ticks and schedule.missed != "once":
-            quiet.warning(
+            self._quiet.warning(
                 f"missed {schedule.name}",
                 "schedule %s: ticks were missed and are given up, from %d ms on",
                 schedule.name,
