@@ -1,0 +1,192 @@
+"""Schedulers die at any moment, and clocks jump: each tick is still queued once."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import subprocess
+import sys
+import time
+
+import pytest
+
+from penstock.queues.cron import Every
+from penstock.queues.schedule import Schedule
+from penstock.queues.scheduler import Scheduler
+from penstock.redis.client import Client
+from penstock.redis.keys.keyring import QueueKeyring
+from penstock.settings import Settings
+from penstock.testing.eventually import eventually
+
+from .topics.clocks import WrongClock, server_offset_s
+
+PERIOD_S = 0.1
+PROCESSES = 5
+KILLED_FOR_S = 6.0
+HOUR, DAY = 3_600, 86_400
+
+PROGRAM = """
+import asyncio, json, sys
+from penstock.queues.cron import Every
+from penstock.queues.schedule import Schedule
+from penstock.queues.scheduler import Scheduler
+from penstock.redis.client import Client
+from penstock.settings import Settings
+
+def make(job_id, tick_ms):
+    return json.dumps({"id": job_id}).encode()
+
+async def main(url, namespace, period, tracked):
+    schedule = Schedule(
+        name="tick", when=Every(float(period)), queue="work", make=make, missed="all",
+        fields=() if tracked == "tracked" else None,
+    )
+    async with Client(Settings(url=url, namespace=namespace)) as client:
+        await Scheduler(client, [schedule]).serve()
+
+asyncio.run(main(*sys.argv[1:]))
+"""
+
+
+class Crew:
+    """Schedulers in processes of their own; all are gone when the block ends."""
+
+    def __init__(self, url, namespace, tracked):
+        self._arguments = (url, namespace, str(PERIOD_S), tracked)
+        self.processes = []
+        self.kills = 0
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        while self.processes:
+            self.kill(self.processes[0])
+
+    def start(self):
+        command = [sys.executable, "-c", PROGRAM, *self._arguments]
+        self.processes.append(subprocess.Popen(command))
+
+    def kill(self, process):
+        process.kill()
+        process.wait(10)
+        self.processes.remove(process)
+        self.kills += 1
+
+
+def ticks_of(jobs):
+    return [int(json.loads(job)["id"].removeprefix("cron:tick:")) for job in jobs]
+
+
+@pytest.fixture
+async def open_keys(namespace):
+    """`client, keys = await open_keys(server)`"""
+    opened = []
+
+    async def open_one(server):
+        client = Client(Settings(url=server.url, namespace=namespace))
+        opened.append(client)
+        await client.open()
+        return client, QueueKeyring.of(client.keys, "work")
+
+    yield open_one
+    for client in opened:
+        await client.close()
+
+
+@pytest.mark.parametrize("tracked", ["plain", "tracked"])
+async def test_five_schedulers_that_are_killed_at_any_moment_queue_each_tick_once(
+    open_keys, valkey_server, namespace, tracked
+):
+    client, keys = await open_keys(valkey_server)
+    dice = random.Random(5)  # noqa: S311  not a secret
+
+    async def queued():
+        return ticks_of(await client.call("LRANGE", keys.waiting, 0, -1))
+
+    with Crew(valkey_server.url, namespace, tracked) as crew:
+        for _ in range(PROCESSES):
+            crew.start()
+        await eventually(queued, within_s=20)
+        ends = time.monotonic() + KILLED_FOR_S
+        while time.monotonic() < ends:
+            # Around a tick, when all of them are at it.
+            since_tick = time.time() % PERIOD_S
+            await asyncio.sleep(PERIOD_S - since_tick + dice.uniform(-0.003, 0.006))
+            for process in dice.sample(crew.processes, dice.randint(1, len(crew.processes))):
+                crew.kill(process)
+            while len(crew.processes) < PROCESSES:
+                crew.start()
+            await asyncio.sleep(dice.uniform(0.2, 0.8))
+        killed_until = (await queued())[-1]
+
+        async def caught_up():
+            return (await queued())[-1] >= killed_until + 1_000
+
+        await eventually(caught_up, within_s=20)
+        assert crew.kills >= 10
+    found = await queued()
+    every = Every(PERIOD_S).period_ms
+    assert found == list(range(found[0], found[-1] + 1, every))
+    assert len(found) >= KILLED_FOR_S / PERIOD_S
+    assert int(await client.call("ZSCORE", keys.schedule, "tick")) == found[-1] + every
+    if tracked == "tracked":
+        assert await client.call("ZCARD", keys.jobs("queued")) == len(found)
+    assert int(await client.call("HGET", keys.counters, "added")) == len(found)
+
+
+@pytest.fixture
+def clock(tmp_path_factory):
+    return WrongClock(tmp_path_factory.mktemp("clock"))
+
+
+@pytest.fixture
+def server(clock, start_server, monkeypatch):
+    """A server whose clock is `clock`."""
+    with monkeypatch.context() as patched:
+        for name, value in clock.environment.items():
+            patched.setenv(name, value)
+        return start_server()
+
+
+async def test_jumps_of_the_servers_clock_repeat_no_tick_and_stop_none_for_good(
+    open_keys, clock, server
+):
+    client, keys = await open_keys(server)
+
+    def make(job_id, tick_ms):
+        return json.dumps({"id": job_id}).encode()
+
+    schedule = Schedule(name="tick", when=Every(PERIOD_S), queue="work", make=make, missed="once")
+
+    async def queued():
+        return ticks_of(await client.call("LRANGE", keys.waiting, 0, -1))
+
+    async def jump(offset_s):
+        clock.set(offset_s)
+        await eventually(lambda: abs(server_offset_s(server) - offset_s) < 5)
+
+    async def more_than(count):
+        return len(await queued()) > count
+
+    async with Scheduler(client, [schedule]), Scheduler(client, [schedule]):
+        await eventually(lambda: more_than(5))
+        await jump(HOUR)
+        count = len(await queued())
+        await eventually(lambda: more_than(count + 5))
+        await jump(0)  # these ticks have been
+        found = await queued()
+        assert len(found) == len(set(found))
+        await jump(HOUR + 60)
+        await eventually(lambda: more_than(len(found) + 5))
+        found = await queued()
+        assert len(found) == len(set(found))
+        assert found == sorted(found)
+        await jump(10 * DAY)
+        await eventually(lambda: more_than(len(found) + 5))
+        await jump(2 * HOUR)  # nobody waits for ten days
+        count = len(await queued())
+        await eventually(lambda: more_than(count + 5))
+    found = await queued()
+    assert len(found) == len(set(found))
