@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Self, TypeVar, Unpack
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any, Literal, ParamSpec, Self, TypeVar, Unpack, overload
 
 from penstock.redis.client import Client
 from penstock.redis.codec import Codec
@@ -12,6 +13,13 @@ from penstock.redis.health import Health, check_health
 from penstock.settings import Settings
 
 if TYPE_CHECKING:
+    from penstock.delivery.retries import RetryPolicy
+    from penstock.queues.job import Job
+    from penstock.queues.options import Block, Gate, Overflow, SendWords, Side
+    from penstock.queues.queue import Queue
+    from penstock.queues.registry import QueueRegistry
+    from penstock.queues.results import QueueAddResult, QueuePressure
+    from penstock.queues.tasks import Task, TaskDecorator, TaskWords
     from penstock.runtime.service import Service
     from penstock.runtime.worker import Worker
     from penstock.topics.admin import TopicAdmin
@@ -24,6 +32,8 @@ if TYPE_CHECKING:
 __all__ = ["Penstock"]
 
 Handle = TypeVar("Handle", bound=Callable[..., Any])
+P = ParamSpec("P")
+R = TypeVar("R")
 
 
 class Penstock:
@@ -44,6 +54,7 @@ class Penstock:
         self.redis = Client(self.settings)
         self.codec = Codec(self.settings.codec)
         self._topics: list[Topic] = []
+        self._registry: QueueRegistry | None = None
 
     def __repr__(self) -> str:
         return f"Penstock({str(self.redis.address)!r})"
@@ -125,6 +136,126 @@ class Penstock:
     ) -> Callable[[Handle], Handle]:
         """Register a handler for a topic; `worker()` runs it. As `Topic.subscribe`."""
         return self.topic(topic).subscribe(group, **options)
+
+    @property
+    def registry(self) -> QueueRegistry:
+        """The queues and tasks that were named so far."""
+        if self._registry is None:
+            # Programs that have no queues do not pay for importing them.
+            from penstock.queues.registry import QueueRegistry  # noqa: PLC0415
+
+            self._registry = QueueRegistry(self.redis, self.codec)
+        return self._registry
+
+    def queue(
+        self,
+        name: str,
+        *,
+        push: Side | None = None,
+        type: Any = Any,  # noqa: A002  it is what the caller means
+        status: bool = False,
+        max_size: int | None = None,
+        max_bytes: int = 0,
+        overflow: Overflow | None = None,
+        levels: tuple[int, int, int] | Literal["strict"] | None = None,
+        limit: int | None = None,
+        lane_limit: int | None = None,
+        retry: RetryPolicy | None = None,
+        timeout_s: float | None = None,
+        concurrency: int | None = None,
+        status_fields: tuple[str, ...] = (),
+        gate: Gate | None = None,
+    ) -> Queue:
+        """Return a queue to push raw jobs to and to handle them; the same one for the same name.
+
+        - `push`: the end of the list where jobs are added; `QueueMismatch` if others say otherwise.
+        - `type`: of the jobs, unless the handler's annotation says so.
+        - `status`: keep a record of each job; `status_fields` of a JSON job are copied into it.
+        - `max_size`, `max_bytes`: most jobs that wait in it, or in one of its lanes; 0 for any.
+        - `overflow`: what a full queue does: "reject", "dlq", "drop_oldest" or `block(timeout_s)`.
+        - `levels`: weights of high, normal and low priority; "strict" is the default.
+        - `limit`, `lane_limit`: most jobs that run at once over all workers, or in a fair lane.
+        - `retry`, `timeout_s`, `concurrency`: for its jobs, unless a task or handler says so.
+        - `gate`: asked before jobs are taken.
+        """
+        from penstock.delivery.retries import RetryPolicy  # noqa: PLC0415
+        from penstock.queues.options import QueueOptions  # noqa: PLC0415
+
+        options = QueueOptions(
+            push=push,
+            type=type,
+            status=status,
+            max_size=max_size,
+            max_bytes=max_bytes,
+            overflow=overflow,
+            levels=levels,
+            limit=limit,
+            lane_limit=lane_limit,
+            retry=RetryPolicy() if retry is None else retry,
+            timeout_s=timeout_s,
+            concurrency=concurrency,
+            status_fields=status_fields,
+            gate=gate,
+        )
+        return self.registry.queue(name, options)
+
+    @overload
+    def task(self, function: Callable[P, Awaitable[R]], /) -> Task[P, R]: ...
+    @overload
+    def task(self, function: Callable[P, R], /) -> Task[P, R]: ...
+    @overload
+    def task(
+        self, /, *, queue: str | Queue = "default", **options: Unpack[TaskWords]
+    ) -> TaskDecorator: ...
+    def task(
+        self,
+        function: Callable[..., Any] | None = None,
+        /,
+        *,
+        queue: str | Queue = "default",
+        **options: Unpack[TaskWords],
+    ) -> Any:
+        """Make a function's calls jobs of a queue: `@app.task`, or `@app.task(queue="mail", …)`.
+
+        - `name`: of the task; by default the module's and the function's.
+        - `retry`, `timeout` (seconds), `concurrency` (in one worker): by default the queue's.
+        - `status`: keep a record of each job, for `status()` and `result()`.
+        - `isolate`: run it in a child process; True, or `Isolation(memory_mb=…)`.
+        - `priority`, `expires`: of its jobs, unless `with_options` says otherwise.
+        - `unique`: True for one job at a time with the same arguments, a text for one at a time at
+          all, or a function of the arguments that gives the key.
+        """
+        if function is not None:
+            return self.registry.task(function, queue)
+        return partial(self.registry.task, queue=queue, **options)
+
+    def send(
+        self,
+        task: str,
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+        *,
+        queue: str | None = None,
+        **options: Unpack[SendWords],
+    ) -> Coroutine[Any, Any, Job[Any]]:
+        """Queue a call of a task by its name, without its code; options as in `with_options`."""
+        return self.registry.send(task, args, kwargs, queue=queue, **options)
+
+    def add_to_queue_safe(
+        self,
+        queue_name: str,
+        data: Any,
+        max_size: int | None = None,
+        overflow_policy: str | Block | None = None,
+    ) -> Coroutine[Any, Any, QueueAddResult]:
+        """Add a raw job; a full queue is told by the result. An unknown policy means "reject"."""
+        return self.registry.add_to_queue_safe(queue_name, data, max_size, overflow_policy)
+
+    def get_queue_pressure(
+        self, queue_name: str, max_size: int | None = None, timeout: float = 5.0
+    ) -> Coroutine[Any, Any, QueuePressure]:
+        """How full a queue is. TimeoutError if the server does not say so in time."""
+        return self.registry.get_queue_pressure(queue_name, max_size, timeout)
 
     def worker(self) -> Worker:
         """A worker for this process; `await worker.run()` returns its exit code.

@@ -260,12 +260,16 @@ class QueueError(PenstockError):
 class QueueFull(QueueError):
     """There is no room, and the queue's policy takes no more; nothing was stored."""
 
-    def __init__(self, queue: str, length: int, max_size: int) -> None:
-        super().__init__(queue, length, max_size)
-        self.queue, self.length, self.max_size = queue, length, max_size
+    def __init__(self, queue: str, length: int, max_size: int, max_bytes: int = 0) -> None:
+        super().__init__(queue, length, max_size, max_bytes)
+        self.queue, self.length = queue, length
+        self.max_size, self.max_bytes = max_size, max_bytes
 
     def __str__(self) -> str:
-        return f"queue {self.queue!r} is full: {self.length} jobs wait, {self.max_size} may"
+        jobs = str(self.max_size) if self.max_size else ""
+        size = f"{self.max_bytes} bytes of them" if self.max_bytes else ""
+        most = " or ".join(filter(None, (jobs, size)))
+        return f"queue {self.queue!r} is full: {self.length} jobs wait, {most} may"
 
 
 class QueueMismatch(QueueError):
@@ -289,7 +293,10 @@ class JobMissing(QueueError):
         self.queue, self.job_id = queue, job_id
 
     def __str__(self) -> str:
-        return f"queue {self.queue!r} has no record of job {self.job_id!r}"
+        return (
+            f"queue {self.queue!r} has no record of job {self.job_id!r}: they are kept for tasks "
+            "and queues with status=True and jobs with an idempotency_key, for a time"
+        )
 
 
 class JobFailed(QueueError):

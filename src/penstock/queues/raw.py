@@ -1,0 +1,115 @@
+"""Jobs that are no calls of a task: any text, and JSON of any shape."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, cast
+
+import msgspec
+
+from penstock.errors import InvalidJob
+from penstock.queues.adding import Added, Target
+from penstock.queues.items import Item, new_id, read_item, write_item
+from penstock.queues.options import SendOptions
+from penstock.queues.records import first_fields
+from penstock.queues.sending import meta_of
+from penstock.redis.codec import Form
+from penstock.redis.wire import Argument
+
+if TYPE_CHECKING:
+    from penstock.queues.queue import Queue
+
+__all__ = ["RawJob", "RawJobs"]
+
+
+@dataclass(frozen=True, slots=True)
+class RawJob:
+    """A raw job as it is to be stored."""
+
+    item: bytes
+    options: SendOptions
+    id: str = ""
+    fields: Sequence[Argument] = ()
+
+    @property
+    def needs_script(self) -> bool:
+        """Whether `submit_job` has to add it."""
+        return bool(self.fields) or self.options.alone
+
+
+class RawJobs:
+    """Encodes the raw jobs of one queue."""
+
+    def __init__(self, queue: Queue) -> None:
+        self._queue, self._codec = queue, queue.codec
+        type_ = queue.options.type
+        self._encode: Callable[[Any], bytes]
+        if type_ is Any:
+            self._encode = lambda data: queue.codec.encode(data, Form.TEXT)
+        else:
+            self._encode = queue.codec.encoder(type_, Form.TEXT)
+
+    def made(self, data: Any, options: SendOptions, now_ms: int) -> RawJob:
+        """Encode a job, with what is to be remembered about it."""
+        stored, tracked = self._encode(data), self._queue.options.status
+        if (
+            not tracked
+            and meta_of(options, tracked=False, now_ms=now_ms) is None
+            and (not options.alone and options.job_id is None)
+        ):
+            return RawJob(self._queue.adder.check_size(stored), options)
+        item = read_item(stored, self._codec)
+        if options.job_id is not None and item.id and item.id != options.job_id:
+            raise InvalidJob(f"job_id = {options.job_id!r}, but the job itself says {item.id!r}")
+        job_id = options.job_id or item.id or new_id()
+        said = meta_of(
+            options, tracked=tracked, now_ms=now_ms, id="" if item.id == job_id else job_id
+        )
+        if said is not None:
+            # What the job brings along stays: a count of its attempts, perhaps.
+            kept = {
+                name: value
+                for name in ("attempts", "first_failed_ms", "history", "replays")
+                if (value := getattr(item.meta, name))
+            }
+            meta = msgspec.structs.replace(said, **kept)
+            stored = write_item(item, meta, self._codec)
+        fields = self._fields(item, job_id, options) if tracked else ()
+        return RawJob(self._queue.adder.check_size(stored), options, job_id, fields)
+
+    async def submit(self, job: RawJob, target: Target) -> Added:
+        """Add one that a plain push cannot."""
+        return await self._queue.adder.submit(
+            job_id=job.id,
+            item=job.item,
+            options=job.options,
+            target=target,
+            fields=job.fields,
+        )
+
+    def _fields(self, item: Item, job_id: str, options: SendOptions) -> list[Argument]:
+        queue = self._queue
+        return first_fields(
+            job_id=job_id,
+            queue=queue.name,
+            task=item.task,
+            max_attempts=options.max_attempts or queue.options.retry.max_attempts,
+            group=options.group or "",
+            lane=queue.lane_of(options),
+            unique=queue.held_key(options),
+            copied=self._copied(item),
+        )
+
+    def _copied(self, item: Item) -> dict[str, object]:
+        names = self._queue.options.status_fields
+        if not names:
+            return {}
+        try:
+            job = msgspec.json.decode(item.body)
+        except (msgspec.MsgspecError, ValueError, RecursionError):
+            return {}
+        if not isinstance(job, dict):
+            return {}
+        told = cast("dict[str, object]", job)
+        return {name: told[name] for name in names if told.get(name) is not None}

@@ -1,0 +1,244 @@
+"""Sending calls of one task: by its own function's signature, or by name alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final, cast
+
+import msgspec
+
+from penstock.errors import InvalidJob
+from penstock.queues.adding import Added, Target
+from penstock.queues.items import Meta, new_id, new_ids
+from penstock.queues.job import Job
+from penstock.queues.options import SendOptions
+from penstock.queues.records import first_fields
+from penstock.queues.signature import NO_ARGS, NO_KWARGS, encode_value
+from penstock.redis.codec import Form
+from penstock.redis.wire import Argument
+
+if TYPE_CHECKING:
+    from penstock.queues.queue import Queue
+
+__all__ = ["Call", "Dispatch", "meta_of"]
+
+PLAIN: Final = SendOptions()
+_IDS_AT_ONCE: Final = 50_000
+_encode_meta = msgspec.json.Encoder().encode
+
+Check = Callable[[tuple[Any, ...], Mapping[str, Any]], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """The arguments of one job; `task.call(…)` makes it with the types checked."""
+
+    args: tuple[Any, ...] = ()
+    kwargs: Mapping[str, Any] = field(default_factory=dict[str, Any])
+
+
+class Dispatch:
+    """Encodes calls of one task, and sends each the shortest way that keeps its promise."""
+
+    def __init__(
+        self,
+        queue: Queue,
+        task: str,
+        *,
+        check: Check | None = None,
+        result_type: Any = Any,
+        status: Callable[[], bool] = lambda: False,
+        max_attempts: Callable[[], int] = lambda: 0,
+    ) -> None:
+        self._queue, self._task, self._type = queue, task, result_type
+        self._status, self._max_attempts = status, max_attempts
+        self._item = _compiled(task, check)
+
+    async def send(
+        self, args: tuple[Any, ...], kwargs: Mapping[str, Any], options: SendOptions = PLAIN
+    ) -> Job[Any]:
+        """Send one call."""
+        queue = self._queue
+        if options is PLAIN and not self._status():
+            job_id = new_id()
+            item = self._finish(self._item(job_id, args, kwargs))
+            await queue.adder.add_one(item, queue.plain_target)
+            return Job(queue, job_id, True, self._type)
+        job_id = options.id or new_id()
+        target = queue.target(options)
+        now_ms = await queue.server_ms() if options.expires is not None else 0
+        item, fields = self._optioned(job_id, args, kwargs, options, now_ms)
+        if not (options.alone or fields):
+            await queue.adder.add_one(item, target)
+            return Job(queue, job_id, True, self._type)
+        added = await self._submit(job_id, item, fields, options, target)
+        return Job(queue, added.id, added.created, self._type)
+
+    async def send_many(
+        self,
+        calls: Iterable[tuple[Any, ...] | Mapping[str, Any] | Call],
+        options: SendOptions | Callable[[tuple[Any, ...], Mapping[str, Any]], SendOptions] = PLAIN,
+    ) -> list[Job[Any]]:
+        """Send calls; all are encoded before the first is sent."""
+        queue, each = self._queue, [_call_of(call) for call in calls]
+        ids = _ids(len(each))
+        if options is PLAIN and not self._status():
+            make, finish = self._item, self._finish
+            items = [
+                finish(make(job_id, args, kwargs))
+                for job_id, (args, kwargs) in zip(ids, each, strict=True)
+            ]
+            await queue.adder.add_many(items, ids, queue.plain_target)
+            return [Job(queue, job_id, True, self._type) for job_id in ids]
+        if len(each) > 1 and isinstance(options, SendOptions) and options.id is not None:
+            raise InvalidJob("many jobs cannot share one job_id or idempotency_key")
+        return await self._send_optioned(each, ids, options)
+
+    async def _send_optioned(
+        self,
+        each: list[tuple[tuple[Any, ...], Mapping[str, Any]]],
+        ids: list[str],
+        options: SendOptions | Callable[[tuple[Any, ...], Mapping[str, Any]], SendOptions],
+    ) -> list[Job[Any]]:
+        queue = self._queue
+        now_ms = await queue.server_ms()
+        made: list[tuple[str, bytes, list[Argument], SendOptions]] = []
+        alone = False
+        for new, (args, kwargs) in zip(ids, each, strict=True):
+            said = options if isinstance(options, SendOptions) else options(args, kwargs)
+            job_id = said.id or new
+            item, fields = self._optioned(job_id, args, kwargs, said, now_ms)
+            made.append((job_id, item, fields, said))
+            alone = alone or said.alone or bool(fields)
+        if not made:
+            return []
+        target = queue.target(made[0][3])
+        if not alone:
+            names = [job_id for job_id, *_ in made]
+            await queue.adder.add_many([item for _, item, *_ in made], names, target)
+            return [Job(queue, job_id, True, self._type) for job_id in names]
+        added = await queue.adder.submit_many(
+            [
+                partial(self._submit, job_id, item, fields, said, target)
+                for job_id, item, fields, said in made
+            ]
+        )
+        return [Job(queue, one.id, one.created, self._type) for one in added]
+
+    async def _submit(
+        self,
+        job_id: str,
+        item: bytes,
+        fields: list[Argument],
+        options: SendOptions,
+        target: Target,
+    ) -> Added:
+        return await self._queue.adder.submit(
+            job_id=job_id, item=item, options=options, target=target, fields=fields
+        )
+
+    def _optioned(
+        self,
+        job_id: str,
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+        options: SendOptions,
+        now_ms: int,
+    ) -> tuple[bytes, list[Argument]]:
+        """The job with what is to be remembered about it, and the fields of its record, if any."""
+        queue = self._queue
+        tracked = self._status() or options.idempotency_key is not None
+        meta = meta_of(options, tracked=tracked, now_ms=now_ms)
+        data = self._item(job_id, args, kwargs)
+        if meta is not None:
+            data = b'%b,"_penstock":%b}' % (data[:-1], _encode_meta(meta))
+        fields: list[Argument] = []
+        if tracked:
+            fields = first_fields(
+                job_id=job_id,
+                queue=queue.name,
+                task=self._task,
+                max_attempts=options.max_attempts or self._max_attempts(),
+                group=options.group or "",
+                lane=queue.lane_of(options),
+                unique=queue.held_key(options),
+                copied={},
+            )
+        return self._finish(data), fields
+
+    def _finish(self, data: bytes) -> bytes:
+        codec = self._queue.codec
+        if len(data) > codec.compress_above:
+            data = codec.encode(data, Form.TEXT)
+            return self._queue.adder.check_size(data)
+        return data
+
+
+def meta_of(options: SendOptions, *, tracked: bool, now_ms: int, id: str = "") -> Meta | None:  # noqa: A002
+    """What travels with a job because of its options; None if nothing has to.
+
+    A unique key of a window is not told: nobody is to free it when the job ends.
+    """
+    unique = options.unique if options.unique_for is None else None
+    if not (
+        tracked
+        or id
+        or unique
+        or options.group
+        or options.max_attempts
+        or options.headers
+        or options.expires is not None
+    ):
+        return None
+    return Meta(
+        id=id,
+        unique=unique or "",
+        expires_ms=options.expires_ms(now_ms),
+        max_attempts=options.max_attempts or 0,
+        group=options.group or "",
+        tracked=tracked,
+        headers=dict(options.headers or {}),
+    )
+
+
+def _compiled(
+    task: str, check: Check | None
+) -> Callable[[str, tuple[Any, ...], Mapping[str, Any]], bytes]:
+    """Return what makes a task's item, written without any detour: bulk sends live by it."""
+    middle = b',"task":%b,"args":' % _encode_meta(task)
+    encode_id = _encode_meta
+
+    def item(job_id: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bytes:
+        if check is not None:
+            check(args, kwargs)
+        return b'{"id":%b%b%b,"kwargs":%b}' % (
+            encode_id(job_id),
+            middle,
+            encode_value(args) if args else NO_ARGS,
+            encode_value(kwargs) if kwargs else NO_KWARGS,
+        )
+
+    return item
+
+
+def _call_of(call: object) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
+    kind = type(call)
+    if kind is tuple:
+        return cast("tuple[Any, ...]", call), {}
+    if kind is dict:
+        return (), cast("dict[str, Any]", call)
+    if isinstance(call, Call):
+        return call.args, call.kwargs
+    raise InvalidJob(
+        f"a call given as {kind.__name__}: expected a tuple of positional arguments, a dict of "
+        "named ones, or task.call(…)"
+    )
+
+
+def _ids(count: int) -> list[str]:
+    ids: list[str] = []
+    while len(ids) < count:
+        ids += new_ids(min(count - len(ids), _IDS_AT_ONCE))
+    return ids
