@@ -160,7 +160,7 @@ def test_what_penstock_remembers_comes_back_with_the_job_but_not_its_attempts():
     found = read_item(again, CODEC)
     assert found.id == "i"
     assert found.meta == msgspec.structs.replace(
-        meta, attempts=0, crashes=0, begun=False, parked_ms=0, replays=1,
+        meta, attempts=0, crashes=0, begun=False, parked_ms=0, expires_ms=0, replays=1,
         history=found.meta.history, first_failed_ms=NOW - 1_000,
     )  # fmt: skip
 

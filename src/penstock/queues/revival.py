@@ -34,6 +34,7 @@ def requeued_item(letter: QueueLetter, codec: Codec) -> tuple[Item, bytes]:
         crashes=0,
         begun=False,
         parked_ms=0,
+        expires_ms=0,  # whoever queues it again wants it to run
         replays=min(max(letter.replays, meta.replays) + 1, MOST_ATTEMPTS),
         history=letter.history[-HISTORY:] or meta.history,
         raw="",

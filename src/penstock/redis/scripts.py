@@ -6,6 +6,7 @@ body together.
 
 from __future__ import annotations
 
+from penstock.redis.queue_admin_scripts import QueueAdminScripts
 from penstock.redis.queue_scripts import QueueScripts
 from penstock.redis.schedule_scripts import ScheduleScripts
 from penstock.redis.script import Script, load_script
@@ -16,5 +17,7 @@ from penstock.redis.worker_scripts import WorkerScripts
 __all__ = ["Script", "Scripts", "load_script"]
 
 
-class Scripts(WorkerScripts, TopicScripts, TopicAdminScripts, QueueScripts, ScheduleScripts):
+class Scripts(
+    WorkerScripts, TopicScripts, TopicAdminScripts, QueueScripts, QueueAdminScripts, ScheduleScripts
+):
     """Every script as a call. Keys come from `redis/keys.py`; times are the server's."""

@@ -41,7 +41,7 @@ for place = 8, #ARGV, 6 do
   if name ~= '' then
     take_unique(unique, name, ARGV[6])
     begin_anew(ARGV[4] .. name, ARGV[5], name, is_tracked == '1',
-      {'job_id', id, 'task', task, 'queue', ARGV[7]}, now)
+      {'job_id', id, 'task', task, 'queue', ARGV[7], 'unique', unique}, now)
   end
 end
 note_act(KEYS[6], ARGV[1], 'receive', count, 'from ' .. ARGV[2])

@@ -48,7 +48,7 @@ for place = 7, #ARGV, 8 do
     if name ~= '' then
       take_unique(unique, name, ARGV[5])
       begin_anew(ARGV[3] .. name, ARGV[4], name, is_tracked == '1',
-        {'job_id', id, 'task', task, 'queue', ARGV[6]}, now)
+        {'job_id', id, 'task', task, 'queue', ARGV[6], 'unique', unique}, now)
     end
     count = count + 1
   end

@@ -2,7 +2,7 @@
 
 local PAST = {'error', 'error_type', 'error_code', 'suggestions', 'traceback', 'failed_at',
   'completed_at', 'started_at', 'duration_seconds', 'worker', 'claim', 'cancel_asked', 'result',
-  'attempt', 'retry_count', 'retry_at'}
+  'attempt', 'reason', 'progress_done', 'progress_total', 'progress_note'}
 
 -- `fields` are names and values of a record that has to be made. That of a job which is under way
 -- already (queued twice by others) stays as it is.
@@ -16,7 +16,7 @@ local function begin_anew(record, index, id, is_tracked, fields, ms)
   else
     redis.call('HSET', record, 'submitted_at', iso(ms), unpack(fields))
   end
-  redis.call('HSET', record, 'status', 'queued')
+  redis.call('HSET', record, 'status', 'queued', 'retry_count', 0)
   redis.call('ZADD', index .. 'queued', ms, id)
 end
 

@@ -1,0 +1,320 @@
+"""The dead letters of one queue: look at them, mend them, queue them again, throw them away."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from typing import Final, Unpack
+
+from penstock.delivery.audit import Act, default_who, read_acts
+from penstock.delivery.payloads import SHOWN_BYTES
+from penstock.delivery.throttle import Throttle
+from penstock.errors import InvalidJob, QueueError
+from penstock.queues.choice import MOST_AT_ONCE, Choice, LetterFilters, checked_id, whole
+from penstock.queues.items import LONGEST_ID, read_item
+from penstock.queues.letters import QueueLetter, read_letter
+from penstock.queues.requeue import Requeue
+from penstock.queues.revival import edited_letter
+from penstock.queues.showing import show_letter
+from penstock.queues.views import (
+    QueueLetterKind,
+    QueueLetterKinds,
+    QueueLetterPage,
+    QueueLetterView,
+    Requeued,
+)
+from penstock.redis.client import Client
+from penstock.redis.codec import Codec, Form
+from penstock.redis.keys import QueueKeyring
+
+__all__ = ["MOST_REQUEUED", "QueueDeadLetters"]
+
+MOST_REQUEUED: Final = 10_000
+"""Letters that one requeue takes, unless more are asked for."""
+_PAGE = 100
+_SEARCHED = 10_000
+"""Letters that one search looks at."""
+_DROPPED = 1_000
+_COMPARED = 200_000
+"""Letters that one script may compare to find those it is to remove."""
+
+
+class QueueDeadLetters:
+    """Dead letters of a queue or, with `overflow`, jobs moved aside when it was full.
+
+    Ours, those of the old programs, and whatever else stands on the list. Each act is on record;
+    `who` names the person there; without it, that is this process's user and host.
+    """
+
+    def __init__(self, client: Client, codec: Codec, queue: str, *, overflow: bool = False) -> None:
+        self.queue, self.is_overflow = queue, overflow
+        self._client, self._codec = client, codec
+        self._keys = QueueKeyring.of(client.keys, queue)
+        self._list = self._keys.overflow if overflow else self._keys.dead_letters
+
+    # --- looking
+
+    async def count(self) -> int:
+        """How many letters there are. One round trip."""
+        return await self._client.call("LLEN", self._list)
+
+    async def list(
+        self,
+        start: int = 0,
+        count: int = _PAGE,
+        *,
+        reverse: bool = False,
+        most_bytes: int = SHOWN_BYTES,
+        **filters: Unpack[LetterFilters],
+    ) -> QueueLetterPage:
+        """List letters from a place on, the oldest first or, with `reverse`, the newest.
+
+        At most 1,000. A round trip per 100 letters looked at, 10,000 at most: where few match, a
+        page is short and says where to go on. Places shift when somebody takes letters away.
+        """
+        place = whole("start", start, 0)
+        whole("count", count, 1, MOST_AT_ONCE)
+        choice = _choice(filters)
+        total = await self.count()
+        letters: list[QueueLetterView] = []
+        end = min(total, place + _SEARCHED)
+        while place < end and len(letters) < count:
+            for letter in await self._page(place, min(_PAGE, end - place), reverse=reverse):
+                place += 1
+                if choice.matches(letter):
+                    letters.append(show_letter(letter, self._codec, most_bytes))
+                    if len(letters) == count:
+                        break
+            else:
+                continue
+            break
+        return QueueLetterPage(letters=letters, total=total, next=place if place < total else None)
+
+    async def get(self, id_: str, *, most_bytes: int = SHOWN_BYTES) -> QueueLetterView:
+        """Return the newest letter of a job; `QueueError` if there is none. O(letters)."""
+        return show_letter(await self._letter(id_), self._codec, most_bytes)
+
+    async def kinds(self, *, most: int = _SEARCHED) -> QueueLetterKinds:
+        """Count the newest `most` letters by fingerprint. A round trip per 100 of them."""
+        whole("most", most, 1)
+        total = await self.count()
+        kinds: dict[str, list[QueueLetter]] = {}
+        counts: dict[str, int] = {}
+        tasks: dict[str, set[str]] = {}
+        examined = 0
+        async for letter in self._scan(min(total, most), reverse=True):
+            examined += 1
+            name = letter.fingerprint
+            newest = kinds.setdefault(name, [letter])[0]
+            kinds[name] = [newest, letter]
+            counts[name] = counts.get(name, 0) + 1
+            tasks.setdefault(name, set()).add(letter.task)
+        views = [
+            QueueLetterKind(
+                fingerprint=name,
+                count=counts[name],
+                first_ms=oldest.buried_ms,
+                last_ms=newest.buried_ms,
+                tasks=sorted(filter(None, tasks[name])),
+                sample=show_letter(newest, self._codec),
+            )
+            for name, (newest, oldest) in kinds.items()
+        ]
+        views.sort(key=lambda kind: -kind.count)
+        return QueueLetterKinds(kinds=views, examined=examined, complete=total <= most)
+
+    async def audit(self, count: int = 100) -> list[Act]:
+        """Return what was done last to the queue, the newest first. One round trip."""
+        return await read_acts(self._client, self._keys.audit, count)
+
+    # --- acting
+
+    async def requeue(
+        self,
+        ids: Sequence[str] | None = None,
+        *,
+        rate: float | None = None,
+        most: int | None = MOST_REQUEUED,
+        dry_run: bool = False,
+        who: str | None = None,
+        **filters: Unpack[LetterFilters],
+    ) -> Requeued:
+        """Queue letters again, the oldest first: those of `ids`, those that match, or all.
+
+        Each goes to the back of its lane as if it had never been tried; how often it came back and
+        what went wrong travel with it. It leaves the letters and enters the queue in one step, so
+        whatever happens in between, a letter is in one place; two calls at once queue it once.
+        Letters that come in meanwhile are left for the next call. The queue's size is no limit.
+
+        `rate` is letters per second, `most` how many at all (10,000; None for any number). With
+        `dry_run` they are counted and stay. Two round trips per 100 letters.
+        """
+        if most is not None:
+            whole("most", most, 1)
+        throttle = Throttle(rate, _PAGE)
+        choice = _choice(filters)
+        wanted = None if ids is None else _checked(ids)
+        detail = str(choice) if ids is None else "by id"
+        requeue = Requeue(
+            self._client, self._codec, self._keys, self._list, who or default_who(), detail
+        )
+        kept = examined = 0
+        total = await self.count()
+        while examined < total and (wanted is None or wanted):
+            room = throttle.chunk if most is None else min(throttle.chunk, most - requeue.matched)
+            if room <= 0:
+                requeue.complete = False
+                break
+            count = min(_chunk(kept), total - examined, room if wanted is None else _PAGE)
+            page = await self._page(kept, count)
+            if not page:
+                break
+            examined += len(page)
+            chosen: list[QueueLetter] = []
+            for place, letter in enumerate(page):
+                if len(chosen) == room:
+                    examined -= len(page) - place
+                    break
+                if not choice.matches(letter) or not _asked_for(letter, wanted):
+                    kept += 1
+                    continue
+                chosen.append(letter)
+            if dry_run:
+                kept += len(chosen)
+                requeue.examine(chosen)
+                continue
+            await throttle.wait(requeue.requeued)
+            kept += await requeue.send(chosen)
+        return requeue.result(missing=len(wanted or ()))
+
+    async def edit(
+        self, id_: str, job: bytes | str | dict[str, object], *, who: str | None = None
+    ) -> None:
+        """Put another job into the newest letter of a job.
+
+        Text and bytes are stored as they are, anything else as JSON. `QueueError` if there is no
+        such letter, also if somebody else changes it at this moment. O(letters).
+        """
+        body = job if isinstance(job, bytes) else self._codec.encode(job, Form.TEXT)
+        if body.startswith(b"Z:"):
+            body = read_item(body, self._codec).body
+        letter = await self._letter(id_)
+        most = self._client.settings.queues.max_job_bytes
+        if len(body) > most:
+            raise InvalidJob(f"the job takes {len(body)} bytes, queues.max_job_bytes allows {most}")
+        done = await self._client.scripts.edit_queue_letter(
+            keys=self._keys,
+            letters=self._list,
+            who=who or default_who(),
+            detail=id_,
+            letter=letter.data,
+            new=edited_letter(letter, body, self._codec),
+        )
+        if not done:
+            raise self._missing(id_)
+
+    async def purge(
+        self,
+        ids: Sequence[str] | None = None,
+        *,
+        everything: bool = False,
+        dry_run: bool = False,
+        who: str | None = None,
+        **filters: Unpack[LetterFilters],
+    ) -> int:
+        """Throw letters away for good: those of `ids`, those that match, or all of them.
+
+        Exactly one of the three. Returns how many. A round trip per 1,000 letters for all, else two
+        per 100. With `dry_run` they are counted and stay.
+        """
+        choice = _choice(filters)
+        if (ids is not None) + (not choice.is_everything) + everything != 1:
+            raise InvalidJob("purge: give ids, filters or everything=True, one of them")
+        total, who = await self.count(), who or default_who()
+        if everything:
+            return total if dry_run else await self._drop_oldest(total, who)
+        wanted = None if ids is None else _checked(ids)
+        detail = "by id" if ids is not None else str(choice)
+        removed = kept = examined = 0
+        while examined < total and (wanted is None or wanted):
+            page = await self._page(kept, min(_chunk(kept), total - examined))
+            if not page:
+                break
+            examined += len(page)
+            chosen = [one for one in page if choice.matches(one) and _asked_for(one, wanted)]
+            kept += len(page) if dry_run else len(page) - len(chosen)
+            if dry_run:
+                removed += len(chosen)
+            elif chosen:
+                removed += await self._client.scripts.remove_queue_letters(
+                    keys=self._keys,
+                    letters=self._list,
+                    who=who,
+                    detail=detail,
+                    oldest=0,
+                    exactly=[letter.data for letter in chosen],
+                )
+        return removed
+
+    # --- inside
+
+    async def _drop_oldest(self, count: int, who: str) -> int:
+        removed = 0
+        while removed < count:
+            done = await self._client.scripts.remove_queue_letters(
+                keys=self._keys,
+                letters=self._list,
+                who=who,
+                detail="all",
+                oldest=min(_DROPPED, count - removed),
+                exactly=(),
+            )
+            removed += done
+            if not done:
+                break
+        return removed
+
+    async def _page(self, start: int, count: int, *, reverse: bool = False) -> list[QueueLetter]:
+        first, last = (-start - count, -start - 1) if reverse else (start, start + count - 1)
+        found = await self._client.call("LRANGE", self._list, first, last)
+        letters = [read_letter(data) for data in found]
+        return letters[::-1] if reverse else letters
+
+    async def _scan(self, count: int, *, reverse: bool = False) -> AsyncIterator[QueueLetter]:
+        for start in range(0, count, _PAGE):
+            for letter in await self._page(start, min(_PAGE, count - start), reverse=reverse):
+                yield letter
+
+    async def _letter(self, id_: str) -> QueueLetter:
+        wanted = checked_id(id_)
+        async for letter in self._scan(await self.count(), reverse=True):
+            if letter.id == wanted:
+                return letter
+        raise self._missing(id_)
+
+    def _missing(self, id_: str) -> QueueError:
+        return QueueError(f"queue {self.queue!r} has no dead letter {id_!r} (any more)")
+
+
+def _choice(filters: LetterFilters) -> Choice:
+    return Choice(**filters)
+
+
+def _checked(ids: Sequence[str]) -> set[str]:
+    if isinstance(ids, str):
+        raise InvalidJob(f"ids = {ids[:LONGEST_ID]!r}: expected a list of ids")
+    return {checked_id(id_) for id_ in ids}
+
+
+def _asked_for(letter: QueueLetter, wanted: set[str] | None) -> bool:
+    """Whether a letter is one of those named. Each id names the oldest of its letters."""
+    if wanted is None:
+        return True
+    if letter.id not in wanted:
+        return False
+    wanted.remove(letter.id)
+    return True
+
+
+def _chunk(place: int) -> int:
+    """How many letters, found at a place, one script may look for from the beginning."""
+    return max(1, min(_PAGE, _COMPARED // (place + _PAGE)))
