@@ -20,7 +20,7 @@ from penstock.redis.keys.keyring import QueueKeyring
 from penstock.redis.keys.names import check_name
 from penstock.redis.wire import Argument
 
-__all__ = ["MOST_MISSED", "PAUSED", "Missed", "Schedule", "enqueue"]
+__all__ = ["MOST_MISSED", "PAUSED", "QUEUED", "Missed", "Schedule", "enqueue"]
 
 Missed = Literal["skip", "once", "all"]
 
@@ -29,6 +29,8 @@ MISSED_AFTER_MS: Final = 15_000
 MOST_MISSED: Final = 1_000
 """Missed ticks for which `missed="all"` queues jobs: the latest ones."""
 PAUSED: Final = "inf"
+QUEUED: Final = 1
+"""What `enqueue` says of jobs that were queued."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,6 +43,7 @@ class Schedule:
       "once" queues one job, for the latest; "all" queues one for each of the last 1,000.
     - `jitter_s`: each tick comes up to so much later, by a length that name and tick decide.
     - `lane`: of the queue, as it stands in keys.
+    - `unique`: a key that its job holds until it ends; a tick that finds it held is passed over.
     - `fields`: names and values of the job's record; None for jobs that have none.
     - `max_size`, `max_bytes`, `overflow`: as for other jobs of the queue. In a full queue that
       rejects jobs, the tick stays due.
@@ -55,6 +58,7 @@ class Schedule:
     missed: Missed = "skip"
     jitter_s: float = 0.0
     lane: str = ""
+    unique: str = ""
     fields: tuple[Argument, ...] | None = None
     max_size: int | None = None
     max_bytes: int = 0
@@ -112,6 +116,7 @@ async def enqueue(
         stored += (job_id, keys.record_name(job_id), schedule.make(job_id, tick))
     return await client.scripts.fire_tick(
         keys=keys,
+        unique=keys.unique(schedule.unique or schedule.name),
         name=schedule.name,
         text=schedule.when.text,
         found=found,
@@ -123,6 +128,7 @@ async def enqueue(
         max_bytes=schedule.max_bytes,
         max_overflow=settings.max_overflow,
         keep_ms=round(settings.keep_s * 1000),
+        unique_ms=round(settings.unique_s * 1000) if schedule.unique else 0,
         fields=schedule.fields,
         jobs=stored,
     )

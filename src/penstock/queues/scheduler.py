@@ -9,7 +9,7 @@ from collections.abc import Coroutine, Sequence
 from typing import Any, Final, NamedTuple
 
 from penstock.errors import NotOpen, PenstockError, QueueError
-from penstock.queues.schedule import PAUSED, Schedule, enqueue
+from penstock.queues.schedule import PAUSED, QUEUED, Schedule, enqueue
 from penstock.quiet import RateLimitedLog
 from penstock.redis.client import Client
 from penstock.redis.keys.keyring import QueueKeyring
@@ -217,7 +217,8 @@ class Scheduler(Service):
             if done == 0:
                 most = 1  # there may be room for some
                 continue
-            self.fired += len(chunk)
+            if done == QUEUED:
+                self.fired += 1 if schedule.unique else len(chunk)
             ticks, found = rest, str(next_ms)
 
     async def _bring_back(self, schedule: Schedule, found: str, now_ms: int) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final
 
 import msgspec
@@ -11,7 +11,7 @@ from penstock.delivery.audit import record_act
 from penstock.errors import ConfigError, QueueError
 from penstock.queues.cron import read_when
 from penstock.queues.items import new_id
-from penstock.queues.schedule import PAUSED, Schedule, enqueue
+from penstock.queues.schedule import PAUSED, QUEUED, Schedule, enqueue
 from penstock.queues.scheduler import Scheduler
 from penstock.redis.client import Client
 from penstock.redis.keys.keyring import QueueKeyring
@@ -47,20 +47,23 @@ class Schedules:
 
     def __init__(self, client: Client) -> None:
         self._client = client
-        self._declared: dict[str, Schedule] = {}
+        self._declared: dict[str, Callable[[], Schedule]] = {}
 
     @property
     def declared(self) -> Sequence[Schedule]:
         """What the code of this app declares."""
-        return tuple(self._declared.values())
+        return tuple(renew() for renew in self._declared.values())
 
-    def add(self, schedule: Schedule) -> None:
-        """Declare a schedule; workers made from now on look after it."""
+    def add(self, schedule: Schedule, renew: Callable[[], Schedule] | None = None) -> None:
+        """Declare a schedule; workers made from now on look after it.
+
+        `renew` makes it anew for each of them, where it hangs on what is configured later.
+        """
         if schedule.name in self._declared:
             raise ConfigError(
                 f"schedule {schedule.name!r} is declared twice; give one of them another name=…"
             )
-        self._declared[schedule.name] = schedule
+        self._declared[schedule.name] = renew or (lambda: schedule)
 
     def scheduler(self) -> Scheduler:
         """Make the service that looks after all that is declared."""
@@ -80,8 +83,8 @@ class Schedules:
 
     async def get(self, name: str) -> ScheduleView:
         """Return one schedule."""
-        declared = self._declared.get(name)
-        for view in await self.list(declared.queue if declared else None):
+        renew = self._declared.get(name)
+        for view in await self.list(renew().queue if renew else None):
             if view.name == name:
                 return view
         raise QueueError(f"there is no schedule {name!r} on the server")
@@ -115,12 +118,15 @@ class Schedules:
 
         This app's code has to declare it: only that knows the job.
         """
-        schedule = self._declared.get(name)
-        if schedule is None:
+        renew = self._declared.get(name)
+        if renew is None:
             raise ConfigError(f"schedule {name!r} is not declared by this app")
+        schedule = renew()
         job_id = f"cron:{name}:{new_id()}"
-        if await enqueue(self._client, schedule, [(job_id, await self._now_ms())]) == 0:
-            raise QueueError(f"queue {schedule.queue!r} is full; nothing was queued")
+        done = await enqueue(self._client, schedule, [(job_id, await self._now_ms())])
+        if done != QUEUED:
+            reason = "its last job has not ended" if done else f"queue {schedule.queue!r} is full"
+            raise QueueError(f"schedule {name!r}: {reason}; nothing was queued")
         await self._note(schedule.queue, who, "trigger schedule", name)
         return job_id
 

@@ -44,6 +44,7 @@ class ScheduleScripts(ScriptCaller):
         self,
         *,
         keys: QueueKeyring,
+        unique: str,
         name: str,
         text: str,
         found: str,
@@ -55,10 +56,11 @@ class ScheduleScripts(ScriptCaller):
         max_bytes: int,
         max_overflow: int,
         keep_ms: int,
+        unique_ms: int,
         fields: Sequence[Argument] | None,
         jobs: Sequence[Argument],
     ) -> int:
-        """Queue what is due and move on: 1 done, 0 no room, -1 not the caller's turn.
+        """Queue what is due and move on: 1 done, 2 passed over, 0 no room, -1 not now.
 
         `fields` are names and values of the jobs' records, None for jobs without; `jobs` has three
         values for each: id, id as it stands in keys, item.
@@ -67,11 +69,11 @@ class ScheduleScripts(ScriptCaller):
             "fire_tick",
             (
                 *(keys.schedule, keys.state, keys.waiting, keys.counters, keys.overflow),
-                *(keys.ring, keys.parked),
+                *(keys.ring, keys.parked, unique),
             ),
             (
                 *(name, text, found, due, next_tick, lane, keys.queue, policy, max_size),
-                *(max_bytes, max_overflow, keys.records, keys.indexes, keep_ms),
+                *(max_bytes, max_overflow, keys.records, keys.indexes, keep_ms, unique_ms),
                 *(-1 if fields is None else len(fields), *(fields or ()), *jobs),
             ),
         )

@@ -10,6 +10,7 @@
 -- KEYS[5]  LIST  the overflow
 -- KEYS[6]  LIST  the ring of fair lanes
 -- KEYS[7]  ZSET  parked lanes
+-- KEYS[8]  STRING  the unique key
 -- ARGV[1]  str   name
 -- ARGV[2]  str   how it is declared
 -- ARGV[3]  str   the tick at which the caller thinks it stands; '' to queue jobs out of turn
@@ -24,11 +25,13 @@
 -- ARGV[12] str   beginning of the names of records
 -- ARGV[13] str   beginning of the names of the indexes by state
 -- ARGV[14] int   ms for which a final record is kept
--- ARGV[15] int   how many names and values for records follow, -1 for jobs without records
--- ARGV[16..] str  these; then for each job its id, its id as it stands in keys, and the job; none to
+-- ARGV[15] int   ms for which the unique key holds, 0 for jobs without one
+-- ARGV[16] int   how many names and values for records follow, -1 for jobs without records
+-- ARGV[17..] str  these; then for each job its id, its id as it stands in keys, and the job; none to
 --                 pass over a tick
 --
--- Returns   1  done
+-- Returns   2  done, but a job still holds the unique key: no other was queued
+--           1  done
 --           0  the list is full; nothing was written
 --          -1  it stands elsewhere, is declared otherwise, or it is too early; nothing was written
 
@@ -45,15 +48,18 @@ if ARGV[3] ~= '' then
   if now < tonumber(ARGV[4]) then return -1 end
 end
 
-local recorded, fields = tonumber(ARGV[15]), {}
-for place = 16, 15 + recorded do fields[#fields + 1] = ARGV[place] end
-local jobs, bytes = {}, 0
-for place = 16 + math.max(recorded, 0), #ARGV, 3 do
+local recorded, fields = tonumber(ARGV[16]), {}
+for place = 17, 16 + recorded do fields[#fields + 1] = ARGV[place] end
+local jobs, bytes, unique = {}, 0, ARGV[15] ~= '0'
+local held = unique and redis.call('EXISTS', KEYS[8]) == 1
+for place = 17 + math.max(recorded, 0), #ARGV, 3 do
   local id, key, item = ARGV[place], ARGV[place + 1], ARGV[place + 2]
   -- A record that is there tells that the clock was set back: this moment has come before.
-  if recorded < 0 or redis.call('EXISTS', ARGV[12] .. key) == 0 then
+  local new = recorded < 0 or redis.call('EXISTS', ARGV[12] .. key) == 0
+  if new and not held then
     jobs[#jobs + 1] = {id, key, item}
     bytes = bytes + #item
+    held = unique
   end
 end
 local list, side = list_of(KEYS[3], lane), redis.call('HGET', KEYS[2], 'side') or 'right'
@@ -68,11 +74,13 @@ if #jobs > 0 then
 end
 for _, job in ipairs(jobs) do
   if recorded >= 0 then
-    redis.call('HSET', ARGV[12] .. job[2], 'job_id', job[1], 'status', 'queued',
-      'submitted_at', iso(now), unpack(fields))
+    redis.call('HSET', ARGV[12] .. job[2], 'status', 'queued', 'submitted_at', iso(now),
+      unpack(fields))
+    redis.call('HSET', ARGV[12] .. job[2], 'job_id', job[1])
     redis.call('ZADD', index .. 'queued', now, job[2])
   end
+  if unique then redis.call('SET', KEYS[8], job[2], 'PX', ARGV[15]) end
   put(KEYS[3], KEYS[6], KEYS[7], KEYS[2], side, lane, job[3], false)
 end
 if ARGV[3] ~= '' then redis.call('ZADD', KEYS[1], ARGV[5], name) end
-return 1
+return held and #jobs == 0 and 2 or 1
