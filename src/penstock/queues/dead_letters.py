@@ -169,6 +169,7 @@ class QueueDeadLetters:
             if not page:
                 break
             examined += len(page)
+            within = kept + len(page)
             chosen: list[QueueLetter] = []
             for place, letter in enumerate(page):
                 if len(chosen) == room:
@@ -183,13 +184,13 @@ class QueueDeadLetters:
                 requeue.examine(chosen)
                 continue
             await throttle.wait(requeue.requeued)
-            kept += await requeue.send(chosen)
+            kept += await requeue.send(chosen, within)
         return requeue.result(missing=len(wanted or ()))
 
     async def edit(
         self, id_: str, job: bytes | str | dict[str, object], *, who: str | None = None
-    ) -> None:
-        """Put another job into the newest letter of a job.
+    ) -> str:
+        """Put another job into the newest letter of a job; the letter's id from then on.
 
         Text and bytes are stored as they are, anything else as JSON. `QueueError` if there is no
         such letter, also if somebody else changes it at this moment. O(letters).
@@ -201,16 +202,18 @@ class QueueDeadLetters:
         most = self._client.settings.queues.max_job_bytes
         if len(body) > most:
             raise InvalidJob(f"the job takes {len(body)} bytes, queues.max_job_bytes allows {most}")
+        new = edited_letter(letter, body, self._codec)
         done = await self._client.scripts.edit_queue_letter(
             keys=self._keys,
             letters=self._list,
             who=who or default_who(),
             detail=id_,
             letter=letter.data,
-            new=edited_letter(letter, body, self._codec),
+            new=new,
         )
         if not done:
             raise self._missing(id_)
+        return read_letter(new).id
 
     async def purge(
         self,
@@ -241,6 +244,7 @@ class QueueDeadLetters:
                 break
             examined += len(page)
             chosen = [one for one in page if choice.matches(one) and _asked_for(one, wanted)]
+            within = kept + len(page)
             kept += len(page) if dry_run else len(page) - len(chosen)
             if dry_run:
                 removed += len(chosen)
@@ -251,6 +255,7 @@ class QueueDeadLetters:
                     who=who,
                     detail=detail,
                     oldest=0,
+                    within=within,
                     exactly=[letter.data for letter in chosen],
                 )
         return removed
@@ -266,6 +271,7 @@ class QueueDeadLetters:
                 who=who,
                 detail="all",
                 oldest=min(_DROPPED, count - removed),
+                within=0,
                 exactly=(),
             )
             removed += done

@@ -1,14 +1,22 @@
-"""`penstock dlq`: the dead letters of a topic."""
+"""`penstock dlq`: the dead letters of a topic or a queue."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Awaitable, Callable
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
 import click
 
-from penstock.interfaces.cli.administer import administer
+from penstock.delivery.payloads import SHOWN_BYTES
+from penstock.interfaces.cli.administer import server_ms
+from penstock.interfaces.cli.dlq_place import Place, filter_options, filters_of, letters_of
+from penstock.interfaces.cli.dlq_show import (
+    show_acts,
+    show_kinds,
+    show_letter,
+    show_page,
+    show_sent,
+)
 from penstock.interfaces.cli.main import pass_settings
 from penstock.interfaces.cli.output import ExitCode, json_option, say, say_json
 from penstock.interfaces.cli.sending import check_json
@@ -17,190 +25,153 @@ from penstock.interfaces.cli.values import (
     duration,
     header_option,
     headers_of,
-    partitioner_of,
     partitioner_option,
     yes_option,
 )
-from penstock.interfaces.cli.wording import moment, payload_line, plural, table
+from penstock.interfaces.cli.wording import plural
+from penstock.queues.choice import MOST_AT_ONCE, LetterFilters
+from penstock.queues.dead_letters import QueueDeadLetters
 from penstock.redis.codec import Codec
 from penstock.settings import Settings
-from penstock.topics.bodies import SHOWN_BYTES
-from penstock.topics.dead_letters import DeadLetters
-from penstock.topics.views import LetterView, Replayed
 
 __all__ = ["dlq"]
 
-T = TypeVar("T")
-
 _WHOLE = 2**40
-_CAUSE = 32
-"""Characters of an error in a list."""
+_ALIASES = {"kinds": "groups", "requeue": "replay"}
+"""The words of queues for what topics had first."""
 
 
-@click.group()
+class _Verbs(click.Group):
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        return super().get_command(ctx, _ALIASES.get(cmd_name, cmd_name))
+
+
+@click.group(cls=_Verbs)
 def dlq() -> None:
-    """Look at a topic's dead letters, mend them, send them again, throw them away."""
+    """Look at dead letters, mend them, send them again, throw them away.
 
-
-def _letters(
-    settings: Settings,
-    topic: str,
-    act: Callable[[DeadLetters], Awaitable[T]],
-    partitioner: str = "crc32",
-) -> T:
-    place = partitioner_of(partitioner)
-    return administer(settings, lambda admin: act(admin.dead_letters(topic, place)))
+    NAME is a topic or a queue; if there is one of each, --topic or --queue says which. kinds is
+    another word for groups, requeue for replay.
+    """
 
 
 # --- looking
 
 
 @dlq.command("list")
-@click.argument("topic")
+@letters_of
 @click.option("--count", type=click.IntRange(1, 10_000), default=100, help="At most so many.")
 @click.option("--cursor", help="Go on where an earlier page ended.")
-@click.option("--group", help="Only letters of this group.")
-@click.option("--fingerprint", help="Only letters of this cause; see dlq groups.")
+@filter_options
 @click.option("--newest", is_flag=True, help="The newest first, not the oldest.")
 @json_option
 @pass_settings
 def list_letters(
     settings: Settings,
-    topic: str,
+    place: Place,
     count: int,
     cursor: str | None,
-    group: str | None,
-    fingerprint: str | None,
     newest: bool,
     as_json: bool,
+    **options: str | None,
 ) -> None:
     """List dead letters, the oldest first."""
-    page = _letters(
+    filters = filters_of(options)
+    most_bytes = _WHOLE if as_json else SHOWN_BYTES
+    page = place.ask(
         settings,
-        topic,
-        lambda letters: letters.list(
-            count,
-            cursor,
-            group=group,
-            fingerprint=fingerprint,
+        topic=lambda letters: letters.list(
+            count, cursor, reverse=newest, most_bytes=most_bytes, **filters.of_topic()
+        ),
+        queue=lambda letters: letters.list(
+            _place(cursor),
+            min(count, MOST_AT_ONCE),
             reverse=newest,
-            most_bytes=_WHOLE if as_json else SHOWN_BYTES,
+            most_bytes=most_bytes,
+            **filters.of_queue(),
         ),
     )
     if as_json:
         say_json(page)
-        return
-    if page.letters:
-        rows = [
-            (one.id, one.group or "-", one.attempts, one.reason or "-", _cause(one))
-            for one in page.letters
-        ]
-        table(("ID", "GROUP", "ATTEMPTS", "REASON", "ERROR"), rows)
-    elif not page.cursor:
-        say("no dead letters" if group is None and fingerprint is None else "no such dead letters")
-    if page.cursor:
-        say(f"more: --cursor {page.cursor}")
+    else:
+        show_page(page, chosen=bool(filters))
 
 
-def _cause(letter: LetterView) -> str:
-    kind = (letter.error_class or "").rpartition(".")[2]
-    words = ": ".join(filter(None, (kind, letter.error_message)))
-    return words if len(words) <= _CAUSE else f"{words[:_CAUSE]}…"
+def _place(cursor: str | None) -> int:
+    if cursor is None:
+        return 0
+    if not (cursor.isdecimal() and cursor.isascii()):
+        raise click.BadParameter(f"{cursor[:60]!r}: expected a place", param_hint="--cursor")
+    return int(cursor[:18])
 
 
 @dlq.command()
-@click.argument("topic")
+@letters_of
 @click.argument("id_", metavar="ID")
 @json_option
 @pass_settings
-def show(settings: Settings, topic: str, id_: str, as_json: bool) -> None:
+def show(settings: Settings, place: Place, id_: str, as_json: bool) -> None:
     """Show one dead letter with its payload and the last error."""
     most_bytes = _WHOLE if as_json else SHOWN_BYTES
-    letter = _letters(settings, topic, lambda letters: letters.show(id_, most_bytes=most_bytes))
+    letter = place.ask(
+        settings,
+        topic=lambda letters: letters.show(id_, most_bytes=most_bytes),
+        queue=lambda letters: letters.get(id_, most_bytes=most_bytes),
+    )
     if as_json:
         say_json(letter)
-        return
-    say(f"dead letter {letter.id} of topic {letter.topic}", bold=True)
-    facts = {
-        "buried": moment(letter.buried_ms),
-        "message": f"{letter.partition}/{letter.message_id or '-'}",
-        "key": letter.key,
-        "headers": "  ".join(f"{name}={value}" for name, value in letter.headers.items()),
-        "group": letter.group,
-        "reason": letter.reason,
-        "attempts": f"{letter.attempts:,}",
-        "failed": moment(letter.first_failure_ms) if letter.first_failure_ms else "",
-        "last failed": moment(letter.last_failure_ms) if letter.last_failure_ms else "",
-        "error": ": ".join(filter(None, (letter.error_class, letter.error_message))),
-        "fingerprint": letter.fingerprint,
-        "payload": payload_line(letter.payload, SHOWN_BYTES),
-        "fields": "  ".join(f"{name}={value}" for name, value in (letter.fields or {}).items()),
-    }
-    for name, value in facts.items():
-        if value:
-            say(f"  {name:11}  {value}")
-    for line in (letter.stack or "").splitlines():
-        say(f"    {line}")
+    else:
+        show_letter(letter)
 
 
 @dlq.command()
-@click.argument("topic")
+@letters_of
 @json_option
 @pass_settings
-def groups(settings: Settings, topic: str, as_json: bool) -> None:
+def groups(settings: Settings, place: Place, as_json: bool) -> None:
     """Count dead letters by cause, the most frequent first."""
-    found = _letters(settings, topic, lambda letters: letters.groups())
+    found = place.ask(
+        settings,
+        topic=lambda letters: letters.groups(),
+        queue=lambda letters: letters.kinds(),
+    )
     if as_json:
         say_json(found)
-        return
-    if not found.kinds:
-        say("no dead letters")
-        return
-    rows = [
-        (
-            kind.count,
-            ", ".join(kind.groups) or "-",
-            kind.fingerprint or "-",
-            _cause(kind.sample),
-        )
-        for kind in found.kinds
-    ]
-    table(("LETTERS", "GROUPS", "FINGERPRINT", "ERROR"), rows)
-    if not found.complete:
-        say(f"of the newest {found.examined:,} letters; there are older ones")
+    else:
+        show_kinds(found)
 
 
 @dlq.command()
-@click.argument("topic")
+@letters_of
 @click.option("--count", type=click.IntRange(1, 10_000), default=100, help="At most so many.")
 @json_option
 @pass_settings
-def audit(settings: Settings, topic: str, count: int, as_json: bool) -> None:
-    """Show what people did to dead letters and groups, the newest first."""
-    acts = _letters(settings, topic, lambda letters: letters.audit(count))
+def audit(settings: Settings, place: Place, count: int, as_json: bool) -> None:
+    """Show what people did to dead letters, groups and jobs, the newest first."""
+    acts = place.ask(
+        settings,
+        topic=lambda letters: letters.audit(count),
+        queue=lambda letters: letters.audit(count),
+    )
     if as_json:
         say_json(acts)
-    elif not acts:
-        say("nothing was done yet")
     else:
-        rows = [(moment(act.at_ms), act.count, act.what, act.who, act.detail) for act in acts]
-        table(("WHEN", "COUNT", "WHAT", "WHO", "DETAIL"), rows)
+        show_acts(acts)
 
 
 # --- acting
 
 
 @dlq.command()
-@click.argument("topic")
+@letters_of
 @click.argument("ids", nargs=-1, metavar="[ID]...")
 @click.option("--all", "everything", is_flag=True, help="All letters that the options leave.")
-@click.option("--group", help="Only letters of this group.")
-@click.option("--fingerprint", help="Only letters of this cause; see dlq groups.")
+@filter_options
 @click.option(
     "--to",
     type=click.Choice(["group", "all"]),
     default="group",
-    help="The group that failed (the default), or all groups.",
+    help="Of a topic: the group that failed (the default), or all groups.",
 )
 @click.option("--rate", type=click.FloatRange(0, min_open=True), help="Letters per second.")
 @click.option("--limit", type=click.IntRange(1), help="At most so many.")
@@ -211,11 +182,9 @@ def audit(settings: Settings, topic: str, count: int, as_json: bool) -> None:
 @pass_settings
 def replay(
     settings: Settings,
-    topic: str,
+    place: Place,
     ids: tuple[str, ...],
     everything: bool,
-    group: str | None,
-    fingerprint: str | None,
     to: Literal["group", "all"],
     rate: float | None,
     limit: int | None,
@@ -223,6 +192,7 @@ def replay(
     partitioner: str,
     yes: bool,
     as_json: bool,
+    **options: str | None,
 ) -> None:
     """Send dead letters again, the oldest first, and take them away.
 
@@ -231,48 +201,36 @@ def replay(
     """
     if bool(ids) == everything:
         raise click.UsageError("name the letters, or say --all")
+    filters = filters_of(options)
+    chosen = list(ids) or None
 
-    def send(*, dry: bool) -> Replayed:
-        return _letters(
+    def send(*, dry: bool) -> Any:
+        return place.ask(
             settings,
-            topic,
-            lambda letters: letters.replay(
-                list(ids) or None,
-                group=group,
-                fingerprint=fingerprint,
-                to=to,
-                rate=rate,
-                limit=limit,
-                dry_run=dry,
+            topic=lambda letters: letters.replay(
+                chosen, to=to, rate=rate, limit=limit, dry_run=dry, **filters.of_topic()
             ),
-            partitioner,
+            queue=lambda letters: letters.requeue(
+                chosen, rate=rate, most=limit, dry_run=dry, **filters.of_queue()
+            ),
+            partitioner=partitioner,
         )
 
     if everything and not dry_run:
         confirm(
-            yes, lambda: f"Send {plural(send(dry=True).matched, 'dead letter')} of {topic} again?"
+            yes,
+            lambda: f"Send {plural(send(dry=True).matched, 'dead letter')} of {place.name} again?",
         )
-    _show_replayed(send(dry=dry_run), dry_run, as_json)
-
-
-def _show_replayed(done: Replayed, dry_run: bool, as_json: bool) -> None:
+    done = send(dry=dry_run)
     if as_json:
         say_json(done)
     else:
-        sent = done.matched - len(done.skipped) if dry_run else done.replayed
-        verb = "would be sent" if dry_run else "sent"
-        say(f"{plural(sent, 'dead letter')} {verb}")
-        if done.repeated:
-            say(f"{done.repeated:,} had been sent before")
-        if done.missing:
-            say(f"{done.missing:,} not there (any more)")
-        for id_, reason in done.skipped.items():
-            say(f"  {id_} stays: {reason}")
+        show_sent(done, dry_run=dry_run)
     sys.exit(ExitCode.FOUND if done.skipped or done.missing else ExitCode.OK)
 
 
 @dlq.command()
-@click.argument("topic")
+@letters_of
 @click.argument("ids", nargs=-1, metavar="[ID]...")
 @click.option("--older-than", type=duration, metavar="TIME", help="All of this age, as in 30d.")
 @click.option("--all", "everything", is_flag=True, help="All of them.")
@@ -282,7 +240,7 @@ def _show_replayed(done: Replayed, dry_run: bool, as_json: bool) -> None:
 @pass_settings
 def purge(
     settings: Settings,
-    topic: str,
+    place: Place,
     ids: tuple[str, ...],
     older_than: float | None,
     everything: bool,
@@ -293,19 +251,26 @@ def purge(
     """Throw dead letters away for good: name them, or say --older-than or --all."""
     if bool(ids) + (older_than is not None) + everything != 1:
         raise click.UsageError("name the letters, or say --older-than or --all")
+    chosen = list(ids) or None
 
     def drop(*, dry: bool) -> int:
-        return _letters(
+        before: LetterFilters = {}
+        if older_than is not None:
+            before = {"before_ms": server_ms(settings, older_than)}
+        return place.ask(
             settings,
-            topic,
-            lambda letters: letters.purge(
-                list(ids) or None, older_than=older_than, everything=everything, dry_run=dry
+            topic=lambda letters: letters.purge(
+                chosen, older_than=older_than, everything=everything, dry_run=dry
+            ),
+            queue=lambda letters: letters.purge(
+                chosen, everything=everything, dry_run=dry, **before
             ),
         )
 
     if not dry_run:
         confirm(
-            yes, lambda: f"Throw {plural(drop(dry=True), 'dead letter')} of {topic} away for good?"
+            yes,
+            lambda: f"Throw {plural(drop(dry=True), 'dead letter')} of {place.name} away for good?",
         )
     done = drop(dry=dry_run)
     if as_json:
@@ -315,23 +280,23 @@ def purge(
 
 
 @dlq.command()
-@click.argument("topic")
+@letters_of
 @click.argument("id_", metavar="ID")
-@click.option("--payload", help="The new payload, as JSON; - reads it from standard input.")
+@click.option("--payload", help="The new payload or job, as JSON; - reads it from standard input.")
 @click.option("--text", "is_text", is_flag=True, help="The payload is plain text, not JSON.")
 @header_option
 @json_option
 @pass_settings
 def edit(
     settings: Settings,
-    topic: str,
+    place: Place,
     id_: str,
     payload: str | None,
     is_text: bool,
     headers: tuple[str, ...],
     as_json: bool,
 ) -> None:
-    """Replace a letter's payload, or all its headers; it gets a new id, which is printed."""
+    """Replace a letter's payload or, of a topic, its headers; its new id is printed."""
     if payload is None and not headers:
         raise click.UsageError("nothing to change: give --payload or --header")
     changes: dict[str, Any] = {}
@@ -344,7 +309,13 @@ def edit(
         changes["payload"] = data
     if headers:
         changes["headers"] = headers_of(headers)
-    new = _letters(settings, topic, lambda letters: letters.edit(id_, **changes))
+
+    async def edit_job(letters: QueueDeadLetters) -> str:
+        if headers or payload is None:
+            raise click.UsageError("a job in a queue's letter is changed by --payload alone")
+        return await letters.edit(id_, changes["payload"])
+
+    new = place.ask(settings, topic=lambda letters: letters.edit(id_, **changes), queue=edit_job)
     if as_json:
         say_json({"id": new})
     else:

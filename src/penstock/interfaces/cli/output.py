@@ -21,6 +21,7 @@ from penstock.errors import (
     OutcomeUnknown,
     PermissionRefused,
     PoolExhausted,
+    QueueError,
     StillLoading,
     TopicError,
     Unreachable,
@@ -62,7 +63,7 @@ def exit_code(error: Exception) -> ExitCode:
 
 
 _CODES = (
-    ((InvalidName, CodecError, TopicError), ExitCode.FOUND),
+    ((InvalidName, CodecError, TopicError, QueueError), ExitCode.FOUND),
     ((ConfigError,), ExitCode.CONFIG),
     ((PoolExhausted, TimeoutError), ExitCode.TIMEOUT),
     (
