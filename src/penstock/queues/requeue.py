@@ -62,8 +62,8 @@ class Requeue:
             told += (letter.data, data, lane, *job_names(self._keys, item))
         return told
 
-    async def send(self, letters: Sequence[QueueLetter]) -> int:
-        """Queue letters; how many of them stay where they are. One round trip."""
+    async def send(self, letters: Sequence[QueueLetter], within: int) -> int:
+        """Queue letters, seen among the first so many; how many of them stay. One round trip."""
         skipped_before = len(self._skipped)
         told = self.examine(letters)
         if told:
@@ -73,6 +73,7 @@ class Requeue:
                 who=self._who,
                 detail=self._detail,
                 unique_ms=self._unique_ms,
+                within=within,
                 jobs=told,
             )
             self.requeued += sum(found)

@@ -12,7 +12,8 @@
 -- ARGV[2]  str   beginning of the names of records
 -- ARGV[3]  str   beginning of the names of the indexes by state
 -- ARGV[4]  int   ms for which a final record is kept
--- ARGV[5..]  str  for each its job; its id as records are named, '' for none; its unique key, ''
+-- ARGV[5]  int   how far from the end where jobs are claimed all of them were seen
+-- ARGV[6..]  str  for each its job; its id as records are named, '' for none; its unique key, ''
 --                 for none
 --
 -- Returns  int  how many were taken out
@@ -21,8 +22,9 @@ redis.call('HDEL', KEYS[3], '')
 -- Include: time
 -- Include: records
 -- Include: lanes
+-- Include: pull
 local list = list_of(KEYS[1], ARGV[1])
-for place = 5, #ARGV, 3 do
+for place = 6, #ARGV, 3 do
   if ARGV[place + 1] ~= '' then redis.call('HEXISTS', ARGV[2] .. ARGV[place + 1], 'status') end
 end
 redis.call('LLEN', KEYS[2])
@@ -31,9 +33,9 @@ redis.call('HLEN', KEYS[4])
 local facts = redis.call('HMGET', KEYS[3], 'side', 'bytes')
 local from = facts[1] == 'left' and -1 or 1
 local removed, freed = 0, 0
-for place = 5, #ARGV, 3 do
+for place = 6, #ARGV, 3 do
   local item, id, unique = unpack(ARGV, place, place + 2)
-  if redis.call('LREM', list, from, item) == 1 then
+  if pull(list, item, ARGV[5], from) == 1 then
     removed, freed = removed + 1, freed + #item
     if id ~= '' then
       local record = ARGV[2] .. id

@@ -17,7 +17,8 @@
 -- ARGV[4]  str     beginning of the names of the indexes by state
 -- ARGV[5]  int     ms for which a unique key holds
 -- ARGV[6]  str     the queue's name
--- ARGV[7..]  str   for each its letter; the job; its lane; its id as records are named, '' for none;
+-- ARGV[7]  int     how far from the left all of them were seen
+-- ARGV[8..]  str   for each its letter; the job; its lane; its id as records are named, '' for none;
 --                  its id; its task; '1' if it has a record; its unique key, '' for none
 --
 -- Returns  list  for each 1 if it is queued now, 0 if there was no such letter
@@ -28,7 +29,8 @@ redis.call('HDEL', KEYS[5], '')
 -- Include: lanes
 -- Include: revival
 -- Include: audit
-for place = 7, #ARGV, 8 do
+-- Include: pull
+for place = 8, #ARGV, 8 do
   redis.call('LLEN', list_of(KEYS[2], ARGV[place + 2]))
   look_before(ARGV[3] .. ARGV[place + 3], ARGV[place + 7])
 end
@@ -39,9 +41,9 @@ redis.call('XLEN', KEYS[7])
 
 local side = redis.call('HGET', KEYS[5], 'side') or 'right'
 local answer, count = {}, 0
-for place = 7, #ARGV, 8 do
+for place = 8, #ARGV, 8 do
   local letter, item, lane, name, id, task, is_tracked, unique = unpack(ARGV, place, place + 7)
-  local found = redis.call('LREM', KEYS[1], 1, letter)
+  local found = pull(KEYS[1], letter, ARGV[7], 1)
   if found == 1 then
     put(KEYS[2], KEYS[3], KEYS[4], KEYS[5], side, lane, item, false)
     if lane ~= '' then redis.call('HSETNX', KEYS[5], 'lanes', 1) end

@@ -10,7 +10,8 @@
 -- ARGV[1]  str   worker
 -- ARGV[2]  str   lane, '' for the plain list
 -- ARGV[3]  int   number of the first claim
--- ARGV[4..]  str  the jobs, byte by byte
+-- ARGV[4]  int   how far from the end where jobs are claimed all of them were seen
+-- ARGV[5..]  str  the jobs, byte by byte
 --
 -- Returns  list  for each 1 if it is in hand now, 0 if it did not wait there; the claims are
 --                numbered in this order, with or without a job
@@ -19,6 +20,7 @@
 redis.call('HDEL', KEYS[2], '')
 if not redis.call('ZSCORE', KEYS[1], ARGV[1]) then return -1 end
 -- Include: lanes
+-- Include: pull
 local lane, first = ARGV[2], tonumber(ARGV[3])
 local list = list_of(KEYS[3], lane)
 redis.call('LLEN', list)
@@ -26,10 +28,10 @@ redis.call('LLEN', KEYS[4])
 local facts = redis.call('HMGET', KEYS[5], 'side', 'bytes')
 local from = facts[1] == 'left' and -1 or 1
 local answer, freed = {}, 0
-for place = 4, #ARGV do
-  local found = redis.call('LREM', list, from, ARGV[place])
+for place = 5, #ARGV do
+  local found = pull(list, ARGV[place], ARGV[4], from)
   if found == 1 then
-    local number = first + place - 4
+    local number = first + place - 5
     redis.call('HSET', KEYS[2], lane == '' and number or number .. ':' .. lane, ARGV[place])
     freed = freed + #ARGV[place]
   end
