@@ -1,0 +1,109 @@
+"""Tasks that recur: `@app.cron(…)`, `@app.every(…)`, `task.cron(…)` and `task.every(…)`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, TypedDict, cast
+
+from penstock.queues.cron import When
+from penstock.queues.items import task_item
+from penstock.queues.options import SendOptions
+from penstock.queues.records import first_fields
+from penstock.queues.schedule import Missed, Schedule
+from penstock.queues.schedules import Schedules
+from penstock.queues.sending import meta_of
+
+if TYPE_CHECKING:
+    from penstock.queues.queue import Queue
+    from penstock.queues.registry import QueueRegistry
+    from penstock.queues.tasks import Task, TaskDecorator
+
+__all__ = ["RecurringWords", "recurring_decorator", "schedule_task"]
+
+
+class RecurringWords(TypedDict, total=False):
+    """What can be said about a schedule beside its moments: see `Schedule`."""
+
+    missed: Missed
+    jitter_s: float
+
+
+def recurring_decorator(
+    registry: QueueRegistry,
+    schedules: Schedules,
+    when: When,
+    queue: str | Queue,
+    words: RecurringWords,
+    task_options: Mapping[str, Any],
+) -> TaskDecorator:
+    """Return what makes a task of a function and lets it recur, without arguments."""
+
+    def register(function: Callable[..., Any]) -> Task[..., Any]:
+        task = registry.task(function, queue, **task_options)
+        schedule_task(schedules, task, when, words=words)
+        return task
+
+    return cast("TaskDecorator", register)
+
+
+def schedule_task(
+    schedules: Schedules,
+    task: Task[..., Any],
+    when: When,
+    *,
+    name: str | None = None,
+    args: tuple[Any, ...] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    words: RecurringWords | None = None,
+) -> None:
+    """Let calls of a task recur, under the task's name or another.
+
+    InvalidJob if it cannot be called so, InvalidName if the name cannot be a schedule's.
+    """
+    named = dict(kwargs or {})
+    arguments, keywords = task.signature.encode(args, named)
+    options = task.options_for(task.options, args, named)
+
+    def renew() -> Schedule:
+        queue = task.queue
+        target, tracked = queue.target(options), task.performer().tracked
+        fields = first_fields(
+            job_id="",
+            queue=queue.name,
+            task=task.name,
+            max_attempts=task.retry.max_attempts,
+            group="",
+            lane=target.lane,
+            unique=queue.held_key(options),
+            copied={},
+        )
+
+        def make(job_id: str, tick_ms: int) -> bytes:
+            told = _with_tick(options, tick_ms)
+            meta = meta_of(told, tracked=tracked, now_ms=tick_ms)
+            item = task_item(
+                queue.codec, id=job_id, task=task.name, args=arguments, kwargs=keywords, meta=meta
+            )
+            return queue.adder.check_size(item)
+
+        return Schedule(
+            name=task.name if name is None else name,
+            when=when,
+            queue=queue.name,
+            make=make,
+            lane=target.lane,
+            unique=options.unique or "",
+            fields=tuple(fields) if tracked else None,
+            max_size=target.max_size,
+            max_bytes=queue.options.max_bytes,
+            # Blocking would hold up other schedules: the tick stays due instead.
+            overflow=target.overflow if isinstance(target.overflow, str) else "reject",
+            **(words or {}),
+        )
+
+    schedules.add(renew(), renew)
+
+
+def _with_tick(options: SendOptions, tick_ms: int) -> SendOptions:
+    return replace(options, headers={**(options.headers or {}), "scheduled_ms": str(tick_ms)})

@@ -1,0 +1,141 @@
+"""Tasks that recur: the jobs of their ticks are those that a call of the task would send."""
+
+from contextlib import AsyncExitStack
+
+import pytest
+
+from penstock.delivery.retries import RetryPolicy
+from penstock.errors import InvalidJob, InvalidName, QueueError
+from penstock.queues.cron import Cron, Every
+from penstock.queues.items import read_item
+from penstock.queues.options import QueueOptions
+from penstock.queues.recurring import recurring_decorator, schedule_task
+from penstock.queues.registry import QueueRegistry
+from penstock.queues.scheduler import Scheduler
+from penstock.queues.schedules import Schedules
+from penstock.redis.client import Client
+from penstock.redis.codec import Codec
+from penstock.redis.keys.keyring import QueueKeyring
+from penstock.settings import Settings
+from penstock.testing.eventually import eventually
+
+DAILY = Cron("0 0 * * *")
+SOON = Every(0.05)
+
+
+@pytest.fixture(params=["valkey_server", "cluster"])
+async def client(request, namespace):
+    server = request.getfixturevalue(request.param)
+    async with Client(Settings(url=server.url, namespace=namespace)) as opened:
+        yield opened
+
+
+@pytest.fixture
+def keys(client):
+    return QueueKeyring.of(client.keys, "work")
+
+
+@pytest.fixture
+async def start(client):
+    """`await start(schedule, …)` runs a scheduler of its own until the test ends."""
+    async with AsyncExitStack() as running:
+
+        async def start_one(*schedules):
+            return await running.enter_async_context(Scheduler(client, schedules))
+
+        yield start_one
+
+
+async def server_ms(client):
+    seconds, micros = map(int, await client.call("TIME"))
+    return seconds * 1000 + micros // 1000
+
+
+async def moved_past(client, keys, tick_ms, name):
+    async def has():
+        stands = await client.call("ZSCORE", keys.schedule, name)
+        return stands is not None and float(stands) > tick_ms
+
+    await eventually(has)
+
+
+@pytest.fixture
+def registry(client):
+    return QueueRegistry(client, Codec(client.settings.codec))
+
+
+async def fire(client, keys, start, schedules, name):
+    """Let the one tick of a daily schedule come now; the tick."""
+    tick = await server_ms(client)
+    await client.scripts.declare_schedule(
+        keys=keys, name=name, found="", text=DAILY.text, tick=tick
+    )
+    await start(*schedules.declared)
+    await moved_past(client, keys, tick, name)
+    return tick
+
+
+async def test_a_task_recurs_with_its_arguments_and_knows_its_tick(client, keys, registry, start):
+    schedules = Schedules(client)
+
+    def report(kind: str, *, copies: int = 1) -> None: ...
+
+    task = registry.task(report, "work", name="report", priority="low", expires=60)
+    schedule_task(schedules, task, DAILY, name="daily", args=("sales",), kwargs={"copies": 2})
+    tick = await fire(client, keys, start, schedules, "daily")
+    (stored,) = await client.call("LRANGE", keys.list_of("low"), 0, -1)
+    item = read_item(stored, Codec(client.settings.codec))
+    assert (item.id, item.task) == (f"cron:daily:{tick}", "report")
+    assert task.signature.decode(item.args, item.kwargs) == (("sales",), {"copies": 2})
+    assert item.meta.headers == {"scheduled_ms": str(tick)}
+    assert (item.meta.expires_ms, item.meta.tracked) == (tick + 60_000, False)
+
+
+async def test_a_decorated_function_is_a_task_that_recurs(client, keys, registry, start):
+    schedules = Schedules(client)
+    decorate = recurring_decorator(
+        registry, schedules, DAILY, "work", {"missed": "once"}, {"name": "tidy", "status": True}
+    )
+
+    @decorate
+    def tidy() -> str:
+        return "tidy"
+
+    assert tidy() == "tidy"
+    assert registry.tasks["tidy"] is tidy
+    # Said after the schedule, and in force all the same.
+    registry.queue("work", QueueOptions(retry=RetryPolicy(max_attempts=7)))
+    tick = await fire(client, keys, start, schedules, "tidy")
+    record = await tidy.job(f"cron:tidy:{tick}").status()
+    assert (record.job_id, record.status) == (f"cron:tidy:{tick}", "queued")
+    assert (record.task, record.max_attempts) == ("tidy", 7)
+
+
+async def test_a_tick_is_passed_over_while_the_last_job_holds_its_key(
+    client, keys, registry, start
+):
+    schedules = Schedules(client)
+    task = registry.task(lambda: None, "work", name="slow", unique=True)
+    schedule_task(schedules, task, SOON, words={"missed": "all"})
+    before = await schedules.trigger("slow")
+    with pytest.raises(QueueError, match="has not ended"):
+        await schedules.trigger("slow")
+    running = await start(*schedules.declared)
+    await moved_past(client, keys, await server_ms(client), "slow")
+    assert running.fired == 0
+    (stored,) = await client.call("LRANGE", keys.waiting, 0, -1)
+    item = read_item(stored, Codec(client.settings.codec))
+    assert item.id == before
+    await client.call("DEL", keys.unique(item.meta.unique))
+    await eventually(lambda: running.fired == 1)
+    assert await client.call("LLEN", keys.waiting) == 2
+
+
+async def test_what_cannot_recur_is_refused_where_it_is_declared(client, registry):
+    def report(kind: str) -> None: ...
+
+    task = registry.task(report, "work", name="report")
+    with pytest.raises(InvalidJob, match="kind"):
+        schedule_task(Schedules(client), task, DAILY)
+    with pytest.raises(InvalidName):
+        schedule_task(Schedules(client), task, DAILY, name="a b", args=("x",))
