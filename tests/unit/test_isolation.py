@@ -65,8 +65,9 @@ SHOP = """
     def print_then_crash(text): print(text); sys.stdout.flush(); crash()
 
     def hoard():
+        global kept
         while True:
-            kept.append(bytes(100_000))
+            kept = (kept, bytes(100))  # small things, to the last free byte
 
     def tidy(note):
         try:

@@ -41,6 +41,7 @@ SETUP, ORDER, ARGUMENTS = b"s", b"o", b"a"
 READY, BEGUN, DONE, FAILED = b"r", b"b", b"d", b"f"
 
 _CHUNK = 1 << 20
+_RESERVE = 4 << 20
 _PR_SET_PDEATHSIG = 1
 _ENDED_BY_PARENT = 128 + signal.SIGTERM
 
@@ -159,6 +160,8 @@ class _Server:
     def __init__(self, line: socket.socket) -> None:
         self._line = line
         self._has_main = False
+        # Held until memory runs out. Once it is used the parent orders nothing more.
+        self._reserve: bytearray | None = bytearray(_RESERVE)
 
     def serve(self) -> Never:
         setup: Setup = pickle.loads(self._receive())  # noqa: S301  from our parent
@@ -189,7 +192,7 @@ class _Server:
             raise  # the function may end its process, and the parent will say so
         except BaseException as error:  # noqa: BLE001  the parent is told
             if isinstance(error, MemoryError):
-                _make_room(error)
+                self._reserve = None  # else there may be none left to tell of it
             return FAILED, pickle.dumps(_failure(error))
         finally:
             _context = None
@@ -265,13 +268,6 @@ def _limit_memory(memory_mb: int | None) -> None:
         if hard != resource.RLIM_INFINITY:
             limit = min(limit, hard)
         resource.setrlimit(resource.RLIMIT_AS, (limit, hard))
-
-
-def _make_room(error: MemoryError) -> None:
-    """Make telling of the failure possible; the parent calls no other function in this child."""
-    traceback.clear_frames(error.__traceback__)
-    _, hard = resource.getrlimit(resource.RLIMIT_AS)
-    resource.setrlimit(resource.RLIMIT_AS, (hard, hard))
 
 
 def _peak_kb() -> int:
