@@ -1,19 +1,27 @@
 """Pytest fixtures: real servers, clusters and broken networks.
 
-Put `pytest_plugins = ["penstock.testing.plugin"]` into the topmost conftest.py. What a fixture
-started, it stops, last things first, also when the test fails. Factories give fresh things to one
-test; the session's are shared, so a test keeps to its `namespace` and leaves the server unharmed.
+Pytest finds them by themselves where Penstock is installed. What a fixture started, it stops, last
+things first, also when the test fails. Factories give fresh things to one test; the session's are
+shared, so a test keeps to its `namespace` and leaves the server unharmed.
+
+`Penstock()` without an address has an embedded server of this run's own, never the developer's.
 """
 
 from __future__ import annotations
 
+import os
+import shutil
+import tempfile
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from pathlib import Path
 
 import pytest
 
-from penstock.errors import BinaryMissing
+from penstock.errors import BinaryMissing, EmbeddedError
+from penstock.redis.embedded import Embedded
+from penstock.settings import EmbeddedSettings
 from penstock.testing.binaries import SERVER_NAMES, Binary, find_binary
 from penstock.testing.cluster import ClusterProcess
 from penstock.testing.proxy import FaultProxy
@@ -35,6 +43,32 @@ __all__ = [
     "tls_proxy",
     "valkey_server",
 ]
+
+
+_HOME = "PENSTOCK_HOME"
+_own_home = pytest.StashKey[str]()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Keep the tests away from the data of whoever runs them, unless they were told where to go."""
+    if not os.environ.get(_HOME) and not os.environ.get("PENSTOCK_URL"):
+        # The processes of a parallel run inherit it, so that there is one server for the run.
+        # Whoever needs a server makes the folder; most runs need none.
+        home = Path(tempfile.gettempdir()) / f"penstock-run-{uuid.uuid4().hex[:12]}"
+        os.environ[_HOME] = config.stash[_own_home] = str(home)
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    """Stop the run's own server, if one was needed, and remove its data."""
+    home = config.stash.get(_own_home, None)
+    if home is None:
+        return
+    os.environ.pop(_HOME, None)
+    try:
+        Embedded(Path(home), EmbeddedSettings()).stop(force=True)
+    except (EmbeddedError, TimeoutError) as error:
+        config.get_terminal_writer().line(f"penstock: {error}")
+    shutil.rmtree(home, ignore_errors=True)
 
 
 @pytest.fixture(scope="session")

@@ -146,15 +146,25 @@ class FaultProxy(Startable):
         `command` is a name (`XADD`), the first words (`CLUSTER SLOTS`) or `*` for any. It counts
         for the next `times` matches, or with None until `heal`.
         """
-        return self._add(Rule(command, RuleKind.SWALLOW, times))
+        return self.add(Rule(command, RuleKind.SWALLOW, times))
 
     def cut_before(self, command: str, *, times: int | None = 1) -> Rule:
         """Reset the connection when `command` comes; the server never sees it."""
-        return self._add(Rule(command, RuleKind.CUT, times))
+        return self.add(Rule(command, RuleKind.CUT, times))
 
     def answer(self, command: str, reply: str, *, times: int | None = 1) -> Rule:
         """Answer `command` with one line of RESP, as `-LOADING …`; the server never sees it."""
-        return self._add(Rule(command, RuleKind.ANSWER, times, reply.encode() + b"\r\n"))
+        return self.add(Rule(command, RuleKind.ANSWER, times, reply.encode() + b"\r\n"))
+
+    def add(self, rule: Rule) -> Rule:
+        """Follow a rule of one's own, as `swallow` and its like make them."""
+        self._rules.append(rule)
+        return rule
+
+    def remove(self, rule: Rule) -> None:
+        """Forget a rule; one that `heal` has forgotten already may be named, too."""
+        with contextlib.suppress(ValueError):
+            self._rules.remove(rule)
 
     def heal(self) -> None:
         """Turn every switch back and forget all rules; what a black hole held back flows again."""
@@ -165,10 +175,6 @@ class FaultProxy(Startable):
 
     def _lanes(self, way: Way | None) -> list[Lane]:
         return [self._lane(way)] if way else [self._to_server, self._to_client]
-
-    def _add(self, rule: Rule) -> Rule:
-        self._rules.append(rule)
-        return rule
 
     def _on_loop(self, work: Coroutine[Any, Any, T]) -> T:
         return asyncio.run_coroutine_threadsafe(work, self._loop).result(_CALL_TIMEOUT_S)
