@@ -164,7 +164,7 @@ class Dispatch:
                 group=options.group or "",
                 lane=queue.lane_of(options),
                 unique=queue.held_key(options),
-                copied={},
+                copied=_copied(queue.options.status_fields, args, kwargs),
             )
         return self._finish(data), fields
 
@@ -201,6 +201,18 @@ def meta_of(options: SendOptions, *, tracked: bool, now_ms: int, id: str = "") -
         tracked=tracked,
         headers=dict(options.headers or {}),
     )
+
+
+def _copied(
+    names: tuple[str, ...], args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> dict[str, object]:
+    """Which parts of a task's job stand in its record as well."""
+    copied: dict[str, object] = {}
+    if "args" in names:
+        copied["args"] = encode_value(args).decode()
+    if "kwargs" in names:
+        copied["kwargs"] = encode_value(kwargs).decode()
+    return copied
 
 
 def _compiled(
