@@ -61,6 +61,7 @@ class Scheduler(Service):
         for schedule in schedules:
             self._queues.setdefault(schedule.queue, []).append(schedule)
         self._declared: set[tuple[str, str]] = set()
+        self._registered: set[str] = set()
         self._failures: dict[str, int] = {}
         self._held: dict[str, float] = {}
         self._quiet = RateLimitedLog(logger)
@@ -73,16 +74,26 @@ class Scheduler(Service):
 
     async def run(self) -> None:
         try:
-            for queue in self._queues:
-                await self._try(f"queue {queue}", self._register(queue))
             while not self.stopping:
-                looks = [
-                    await self._try(f"schedules of queue {queue}", self._look(queue, schedules))
-                    for queue, schedules in self._queues.items()
-                ]
-                await self._rest(min(looks, default=time.monotonic() + LONGEST_LOOK_S))
+                await self._rest(await self._look_everywhere())
         except NotOpen:
             return  # the client was closed: other workers go on
+
+    async def _look_everywhere(self) -> float:
+        # Side by side: on a cluster, one node may be slow to answer, or gone.
+        looks = await asyncio.gather(
+            *(
+                self._try(f"schedules of queue {queue}", self._look(queue, schedules))
+                for queue, schedules in self._queues.items()
+            ),
+            return_exceptions=True,
+        )
+        again = time.monotonic() + LONGEST_LOOK_S
+        for look in looks:
+            if isinstance(look, BaseException):
+                raise look
+            again = min(again, look)
+        return again
 
     async def _rest(self, until: float) -> None:
         wait = min(until - time.monotonic(), LONGEST_LOOK_S)
@@ -120,12 +131,10 @@ class Scheduler(Service):
             self._failures.pop(what, None)
         return again
 
-    async def _register(self, queue: str) -> float:
-        """Let those find the queue who list all schedules."""
-        await self._client.call("SADD", self._client.keys.queues().registry, queue)
-        return 0.0
-
     async def _look(self, queue: str, schedules: Sequence[Schedule]) -> float:
+        if queue not in self._registered:  # those who list all schedules look there
+            await self._client.call("SADD", self._client.keys.queues().registry, queue)
+            self._registered.add(queue)
         reply = await self._client.scripts.watch_schedule(
             keys=QueueKeyring.of(self._client.keys, queue),
             names=[schedule.name for schedule in schedules],
@@ -180,6 +189,8 @@ class Scheduler(Service):
             tick=next_ms,
         )
         self._declared.add(mark)
+        if not tick:
+            self._registered.discard(schedule.queue)  # the server may have lost that as well
         if done:
             logger.info("schedule %s: %s, where it was %s", schedule.name, when.text, text or "new")
         return True
