@@ -16,7 +16,8 @@ from penstock.queues.schedule import Schedule
 from penstock.queues.scheduler import Scheduler
 from penstock.redis.client import Client
 from penstock.redis.keys.keyring import QueueKeyring
-from penstock.settings import Settings
+from penstock.redis.scripts import load_script
+from penstock.settings import Settings, TimeoutSettings
 from penstock.testing.eventually import eventually
 
 from .topics.clocks import WrongClock, server_offset_s
@@ -32,7 +33,8 @@ from penstock.queues.cron import Every
 from penstock.queues.schedule import Schedule
 from penstock.queues.scheduler import Scheduler
 from penstock.redis.client import Client
-from penstock.settings import Settings
+from penstock.redis.scripts import load_script
+from penstock.settings import Settings, TimeoutSettings
 
 def make(job_id, tick_ms):
     return json.dumps({"id": job_id}).encode()
@@ -77,6 +79,13 @@ class Crew:
 
 def ticks_of(jobs):
     return [int(json.loads(job)["id"].removeprefix("cron:tick:")) for job in jobs]
+
+
+def ticking(missed):
+    def make(job_id, tick_ms):
+        return json.dumps({"id": job_id}).encode()
+
+    return Schedule(name="tick", when=Every(PERIOD_S), queue="work", make=make, missed=missed)
 
 
 @pytest.fixture
@@ -155,10 +164,7 @@ async def test_jumps_of_the_servers_clock_repeat_no_tick_and_stop_none_for_good(
 ):
     client, keys = await open_keys(server)
 
-    def make(job_id, tick_ms):
-        return json.dumps({"id": job_id}).encode()
-
-    schedule = Schedule(name="tick", when=Every(PERIOD_S), queue="work", make=make, missed="once")
+    schedule = ticking(missed="once")
 
     async def queued():
         return ticks_of(await client.call("LRANGE", keys.waiting, 0, -1))
@@ -190,3 +196,44 @@ async def test_jumps_of_the_servers_clock_repeat_no_tick_and_stop_none_for_good(
         await eventually(lambda: more_than(count + 5))
     found = await queued()
     assert len(found) == len(set(found))
+
+
+async def test_answers_that_get_lost_lose_and_repeat_no_tick(
+    open_keys, valkey_server, fault_proxy, namespace
+):
+    client, keys = await open_keys(valkey_server)
+    shaky = fault_proxy(valkey_server)
+    settings = Settings(
+        url=shaky.url, namespace=namespace, timeouts=TimeoutSettings(connect_s=0.3, command_s=0.3)
+    )
+
+    async def queued():
+        return ticks_of(await client.call("LRANGE", keys.waiting, 0, -1))
+
+    async def queued_after(tick):
+        return (await queued())[-1] > tick
+
+    async with Client(settings) as far, Scheduler(far, [ticking(missed="all")]):
+        await eventually(queued)
+        script = f"EVALSHA {load_script('fire_tick').digest}"
+        for lose in (shaky.swallow, shaky.cut_before) * 2:
+            rule = lose(script, times=1)
+            await eventually(lambda rule=rule: rule.hits == 1)
+            last = (await queued())[-1]
+            await eventually(lambda last=last: queued_after(last + 200), within_s=10)
+    found = await queued()
+    assert found == list(range(found[0], found[-1] + 1, Every(PERIOD_S).period_ms))
+
+
+async def test_a_full_server_keeps_ticks_due_until_it_has_room(open_keys, start_server):
+    server = start_server()
+    client, keys = await open_keys(server)
+    async with Scheduler(client, [ticking(missed="all")]) as running:
+        await eventually(lambda: running.fired >= 2)
+        server.command("CONFIG", "SET", "maxmemory", "1")
+        await eventually(lambda: running._failures)
+        stuck = len(await client.call("LRANGE", keys.waiting, 0, -1))
+        server.command("CONFIG", "SET", "maxmemory", "0")
+        await eventually(lambda: running.fired > stuck, within_s=10)
+    found = ticks_of(await client.call("LRANGE", keys.waiting, 0, -1))
+    assert found == list(range(found[0], found[-1] + 1, Every(PERIOD_S).period_ms))
