@@ -66,6 +66,12 @@ from penstock.settings import Settings
 
 if TYPE_CHECKING:
     from penstock.delivery.retries import DeadLetter, Exponential, Fixed, Retry, RetryPolicy
+    from penstock.queues.job import Job
+    from penstock.queues.options import block
+    from penstock.queues.queue import Queue
+    from penstock.queues.records import JobRecord, Progress
+    from penstock.queues.results import QueueAddResult, QueuePressure
+    from penstock.queues.tasks import Task
     from penstock.topics.admin import TopicAdmin
     from penstock.topics.consumer import Consumer
     from penstock.topics.dead_letters import DeadLetters
@@ -84,6 +90,12 @@ if TYPE_CHECKING:
     from penstock.topics.topic import Topic
 
 _LAZY = {
+    "queues.job": ("Job",),
+    "queues.options": ("block",),
+    "queues.queue": ("Queue",),
+    "queues.records": ("JobRecord", "Progress"),
+    "queues.results": ("QueueAddResult", "QueuePressure"),
+    "queues.tasks": ("Task",),
     "topics.admin": ("TopicAdmin",),
     "topics.consumer": ("Consumer",),
     "topics.dead_letters": ("DeadLetters",),
@@ -141,6 +153,15 @@ __all__ = [
     "Random",
     "ConsistentRing",
     "JavaHash",
+    # queues
+    "Queue",
+    "QueueAddResult",
+    "QueuePressure",
+    "block",
+    "Task",
+    "Job",
+    "JobRecord",
+    "Progress",
     # is it well?
     "Health",
     "NodeHealth",

@@ -131,6 +131,13 @@ class Penstock:
 
         return TopicAdmin(self.redis, self.codec)
 
+    @property
+    def queues(self) -> QueueAdmin:
+        """Look at queues and their jobs, and change them: what `penstock queue` and `job` do."""
+        from penstock.queues.admin import QueueAdmin  # noqa: PLC0415
+
+        return QueueAdmin(self.redis, self.codec)
+
     def subscribe(
         self, topic: str, group: str, **options: Unpack[SubscriptionOptions]
     ) -> Callable[[Handle], Handle]:

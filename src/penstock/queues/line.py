@@ -36,6 +36,8 @@ class Line:
         self._keys = (
             *(keys.waiting, keys.state, keys.counters, keys.overflow, keys.ring, keys.parked),
         )
+        keep_ms = int(client.settings.queues.keep_s * 1000)
+        self._told = (keys.records, keys.indexes, keys.uniques, keep_ms)
         self._slot = key_slot(keys.waiting) if client.keys.cluster else None
         self._script = load_script(_NAME)
         self._wire: Wire | None = None
@@ -95,4 +97,4 @@ class Line:
 
     def _arguments(self, room: Room, items: Sequence[bytes]) -> tuple[Argument, ...]:
         lane, *rest = room
-        return (lane, self._queue, *rest, *items)
+        return (lane, self._queue, *rest, *self._told, *items)

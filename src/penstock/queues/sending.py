@@ -55,6 +55,8 @@ class Dispatch:
         self._queue, self._task, self._type = queue, task, result_type
         self._status, self._max_attempts = status, max_attempts
         self._item = _compiled(task, check)
+        largest = queue.client.settings.queues.max_job_bytes
+        self._as_it_is = min(queue.codec.compress_above, largest)
 
     async def send(
         self, args: tuple[Any, ...], kwargs: Mapping[str, Any], options: SendOptions = PLAIN
@@ -169,11 +171,12 @@ class Dispatch:
         return self._finish(data), fields
 
     def _finish(self, data: bytes) -> bytes:
+        if len(data) <= self._as_it_is:
+            return data
         codec = self._queue.codec
         if len(data) > codec.compress_above:
             data = codec.encode(data, Form.TEXT)
-            return self._queue.adder.check_size(data)
-        return data
+        return self._queue.adder.check_size(data)
 
 
 def meta_of(options: SendOptions, *, tracked: bool, now_ms: int, id: str = "") -> Meta | None:  # noqa: A002

@@ -41,7 +41,10 @@ class QueueScripts(ScriptCaller):
         return await self.run(
             "push_jobs",
             (keys.waiting, keys.state, keys.counters, keys.overflow, keys.ring, keys.parked),
-            (lane, queue, side, policy, max_size, max_bytes, max_overflow, *items),
+            (
+                *(lane, queue, side, policy, max_size, max_bytes, max_overflow),
+                *(keys.records, keys.indexes, keys.uniques, self._keep_ms, *items),
+            ),
         )
 
     async def submit_job(
@@ -73,7 +76,7 @@ class QueueScripts(ScriptCaller):
             ),
             (
                 *(lane, queue, side, policy, max_size, max_bytes, max_overflow, job_id, item),
-                *(wait, unique_ms, keys.records, keys.indexes, keep_ms, *fields),
+                *(wait, unique_ms, keys.records, keys.indexes, keep_ms, keys.uniques, *fields),
             ),
         )
 
@@ -111,8 +114,8 @@ class QueueScripts(ScriptCaller):
 
     async def finish_jobs(
         self, *, keys: QueueKeyring, worker: str, keep_ms: int, jobs: Sequence[Argument]
-    ) -> list[int] | int:
-        """End jobs with a record or a unique key: for each 1 if it was in hand."""
+    ) -> int:
+        """End jobs of one final state with a record or a unique key: how many were in hand."""
         return await self.run(
             "finish_jobs",
             (*self._in_hand(keys, worker), keys.counters),
@@ -220,6 +223,10 @@ class QueueScripts(ScriptCaller):
     ) -> int:
         """Write into a running job's record: 1, 2 if it is to stop, 0 if it is not in hand."""
         return await self.run("note_progress", (keys.claimed(worker), record), (claim, *fields))
+
+    @property
+    def _keep_ms(self) -> int:
+        return int(self._client.settings.queues.keep_s * 1000)
 
     @staticmethod
     def _in_hand(keys: QueueKeyring, worker: str) -> tuple[str, ...]:

@@ -15,7 +15,7 @@ class QueueKeyring:
     """The keys of one queue, spelled once when it is made.
 
     Scripts reach the keys of single jobs, lanes and workers by the beginnings of their names:
-    `records`, `indexes`, `runnings` and `claims`.
+    `records`, `indexes`, `runnings`, `claims` and `uniques`.
     """
 
     queue: str
@@ -37,6 +37,7 @@ class QueueKeyring:
     indexes: str
     runnings: str
     claims: str
+    uniques: str
     _keys: Keys
     _own: QueueKeys
 
@@ -64,6 +65,7 @@ class QueueKeyring:
             indexes=own.jobs("x")[:-1],
             runnings=own.running("x")[:-1],
             claims=own.claimed("x")[:-1],
+            uniques=own.unique("x")[:-1],
             _keys=keys,
             _own=own,
         )

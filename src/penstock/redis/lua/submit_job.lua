@@ -25,7 +25,8 @@
 -- ARGV[12] str     beginning of the names of records
 -- ARGV[13] str     beginning of the names of the indexes by state
 -- ARGV[14] int     ms for which a final record is kept
--- ARGV[15..] str   names and values of the record; none for a job without one
+-- ARGV[15] str     beginning of the names of unique keys
+-- ARGV[16..] str   names and values of the record; none for a job without one
 --
 -- Returns  list  1 added, 0 the list is full, 2 the unique key or the id is taken; length of the
 --                list; jobs moved aside; jobs dropped; id of the job that is there now; ms until due
@@ -33,8 +34,9 @@
 -- Include: time
 -- Include: records
 -- Include: lanes
+-- Include: losses
 -- Include: overflow
-local lane, id, index, has_record = ARGV[1], ARGV[8], ARGV[13], #ARGV >= 15
+local lane, id, index, has_record = ARGV[1], ARGV[8], ARGV[13], #ARGV >= 16
 local list, most = list_of(KEYS[1], lane), tonumber(ARGV[5])
 if ARGV[11] ~= '0' then
   local holder = redis.call('GET', KEYS[10])
@@ -44,14 +46,9 @@ if has_record and redis.call('EXISTS', KEYS[9]) == 1 then
   return {2, redis.call('LLEN', list), 0, 0, id, 0}
 end
 
-local function lost(item)
-  local known, job = pcall(cjson.decode, item)
-  local name = known and type(job) == 'table' and (job.id or job.job_id)
-  if type(name) ~= 'string' then return end
-  local record = ARGV[12] .. name
-  if close(record, index, name, 'failed', now, ARGV[14]) then
-    redis.call('HSET', record, 'error', 'dropped from a full queue', 'error_type', 'Overflow')
-  end
+local function refused(length)
+  if ARGV[4] ~= 'block' then redis.call('HINCRBY', KEYS[3], 'rejected', 1) end
+  return {0, length, 0, 0, '', 0}
 end
 
 local wait, moved, dropped = -1, 0, 0
@@ -59,28 +56,27 @@ if ARGV[10] ~= '' then
   wait = tonumber(ARGV[10])
   if wait < 0 then wait = -wait - now end
   if wait < 0 then wait = 0 end
-  if most > 0 and redis.call('ZCARD', KEYS[7]) >= most then
-    redis.call('HINCRBY', KEYS[3], 'rejected', 1)
-    return {0, redis.call('ZCARD', KEYS[7]), 0, 0, '', 0}
-  end
+  local waiting = redis.call('ZCARD', KEYS[7])
+  -- One of the same id would be overwritten.
+  if redis.call('HEXISTS', KEYS[8], id) == 1 then return {2, waiting, 0, 0, id, 0} end
+  if most > 0 and waiting >= most then return refused(waiting) end
 else
   local room
   room, moved, dropped = make_room(list, KEYS[4], KEYS[3], KEYS[2], ARGV[2], ARGV[3], ARGV[4],
-    most, tonumber(ARGV[6]), tonumber(ARGV[7]), 1, #ARGV[9], iso(now), now, lost)
-  if not room then
-    redis.call('HINCRBY', KEYS[3], 'rejected', 1)
-    return {0, redis.call('LLEN', list), 0, 0, '', 0}
-  end
+    most, tonumber(ARGV[6]), tonumber(ARGV[7]), 1, #ARGV[9], iso(now), now,
+    function(item) note_loss(ARGV[12], index, item, now, ARGV[14], ARGV[15]) end)
+  if not room then return refused(redis.call('LLEN', list)) end
 end
-if ARGV[11] ~= '0' then redis.call('SET', KEYS[10], id, 'PX', ARGV[11]) end
-local state = wait >= 0 and 'submitted' or 'queued'
-if has_record then
-  redis.call('HSET', KEYS[9], 'job_id', id, 'status', state, 'submitted_at', iso(now),
-    unpack(ARGV, 15))
-  redis.call('ZADD', index .. state, now, id)
-end
+-- The list comes last: what is wrong with another key is found before the job is there.
 redis.call('HINCRBY', KEYS[3], 'added', 1)
 if lane ~= '' then redis.call('HSETNX', KEYS[2], 'lanes', 1) end
+if has_record then
+  local state = wait >= 0 and 'submitted' or 'queued'
+  redis.call('ZADD', index .. state, now, id)
+  redis.call('HSET', KEYS[9], 'job_id', id, 'status', state, 'submitted_at', iso(now),
+    unpack(ARGV, 16))
+end
+if ARGV[11] ~= '0' then redis.call('SET', KEYS[10], id, 'PX', ARGV[11]) end
 if wait >= 0 then
   redis.call('ZADD', KEYS[7], now + wait, id)
   redis.call('HSET', KEYS[8], id, 'b' .. lane .. '\n' .. ARGV[9])

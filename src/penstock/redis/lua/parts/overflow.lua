@@ -12,39 +12,53 @@ local function letter_of(item, queue, at, ms)
       .. '"buried_ms":%.0f}', json_of(item), at, at, cjson.encode(queue), ms)
 end
 
+-- Of a list far above its limit no more than this goes at once, beside room for the new jobs:
+-- others wait while a script runs.
+local MOST_LEAVING = 1000
+
+-- The counters must be numbers before anything leaves a list for which they are to count.
+local function check_counters(counters)
+  for _, count in ipairs(redis.call('HMGET', counters, 'added', 'dropped', 'overflowed')) do
+    if count and not string.match(count, '^-?%d+$') then
+      error('a counter of the queue is not a number')
+    end
+  end
+end
+
 -- What a full list costs its oldest jobs. Returns whether there is room now, how many jobs were
 -- moved aside and how many dropped. Nothing is written unless there will be room.
 local function make_room(list, overflow, counters, state, queue, side, policy, most, most_bytes,
                          most_overflow, count, bytes, at, ms, lost)
   local length = redis.call('LLEN', list)
-  local stored = tonumber(redis.call('HGET', state, 'bytes') or 0)
+  local stored = redis.call('HGET', state, 'bytes')
   local excess = most > 0 and length + count - most or 0
-  local excess_bytes = most_bytes > 0 and stored + bytes - most_bytes or 0
+  local excess_bytes = most_bytes > 0 and (stored or 0) + bytes - most_bytes or 0
   if excess <= 0 and excess_bytes <= 0 then return true, 0, 0 end
-  local moved, dropped = 0, 0
   local fits = (most == 0 or count <= most) and (most_bytes == 0 or bytes <= most_bytes)
   if not fits or (policy ~= 'dlq' and policy ~= 'drop_oldest') then return false, 0, 0 end
   local first, step = side == 'left' and -1 or 0, side == 'left' and -1 or 1
   local leaving, freed = {}, 0
-  while #leaving < excess or freed < excess_bytes do
+  while (#leaving < excess or freed < excess_bytes) and #leaving < MOST_LEAVING + count do
     local item = redis.call('LINDEX', list, first + step * #leaving)
-    if not item then break end
+    if not item then return false, 0, 0 end
     leaving[#leaving + 1] = item
     freed = freed + #item
   end
-  if #leaving < excess or freed < excess_bytes then return false, 0, 0 end
+  if policy == 'dlq' and redis.call('LLEN', overflow) + #leaving > most_overflow then
+    return false, 0, 0
+  end
+  check_counters(counters)
+  redis.call('HINCRBY', counters, policy == 'dlq' and 'overflowed' or 'dropped', #leaving)
+  if stored and redis.call('HINCRBY', state, 'bytes', -freed) < 0 then
+    redis.call('HSET', state, 'bytes', 0)
+  end
   if policy == 'dlq' then
-    if redis.call('LLEN', overflow) + #leaving > most_overflow then return false, 0, 0 end
     for _, item in ipairs(leaving) do
       redis.call('RPUSH', overflow, letter_of(item, queue, at, ms))
     end
-    moved = #leaving
-  else
-    dropped = #leaving
   end
-  redis.call(side == 'left' and 'RPOP' or 'LPOP', list, #leaving)
-  redis.call('HINCRBY', counters, policy == 'dlq' and 'overflowed' or 'dropped', #leaving)
-  if most_bytes > 0 then redis.call('HINCRBY', state, 'bytes', -freed) end
+  redis.call('LTRIM', list, side == 'left' and 0 or #leaving, side == 'left' and -#leaving - 1 or -1)
   for _, item in ipairs(leaving) do lost(item) end
-  return true, moved, dropped
+  if policy == 'dlq' then return true, #leaving, 0 end
+  return true, 0, #leaving
 end
