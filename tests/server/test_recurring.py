@@ -5,7 +5,7 @@ from contextlib import AsyncExitStack
 import pytest
 
 from penstock.delivery.retries import RetryPolicy
-from penstock.errors import InvalidJob, InvalidName, QueueError
+from penstock.errors import ConfigError, InvalidJob, InvalidName, QueueError
 from penstock.queues.cron import Cron, Every
 from penstock.queues.items import read_item
 from penstock.queues.options import QueueOptions
@@ -94,7 +94,13 @@ async def test_a_task_recurs_with_its_arguments_and_knows_its_tick(client, keys,
 async def test_a_decorated_function_is_a_task_that_recurs(client, keys, registry, start):
     schedules = Schedules(client)
     decorate = recurring_decorator(
-        registry, schedules, DAILY, "work", {"missed": "once"}, {"name": "tidy", "status": True}
+        registry,
+        schedules,
+        DAILY,
+        queue="work",
+        name="tidy",
+        words={"missed": "once"},
+        task_options={"status": True},
     )
 
     @decorate
@@ -139,3 +145,23 @@ async def test_what_cannot_recur_is_refused_where_it_is_declared(client, registr
         schedule_task(Schedules(client), task, DAILY)
     with pytest.raises(InvalidName):
         schedule_task(Schedules(client), task, DAILY, name="a b", args=("x",))
+
+
+async def test_a_task_may_have_many_schedules(client, registry):
+    schedules = Schedules(client)
+
+    def export(kind: str) -> None: ...
+
+    task = registry.task(export, "work", name="export")
+    for kind in ("sales", "stock"):
+        decorate = recurring_decorator(
+            registry, schedules, DAILY, queue="other", name=f"export-{kind}", args=(kind,)
+        )
+        assert decorate(task) is task
+    declared = {one.name: one.queue for one in schedules.declared}
+    assert declared == {"export-sales": "work", "export-stock": "work"}
+    decorate = recurring_decorator(
+        registry, schedules, DAILY, queue="work", task_options={"status": True}
+    )
+    with pytest.raises(ConfigError, match="status"):
+        decorate(task)

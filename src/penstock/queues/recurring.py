@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypedDict, cast
 
+from penstock.errors import ConfigError
 from penstock.queues.cron import When
 from penstock.queues.items import task_item
 from penstock.queues.options import SendOptions
@@ -33,15 +34,29 @@ def recurring_decorator(
     registry: QueueRegistry,
     schedules: Schedules,
     when: When,
+    *,
     queue: str | Queue,
-    words: RecurringWords,
-    task_options: Mapping[str, Any],
+    name: str | None = None,
+    args: tuple[Any, ...] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    words: RecurringWords | None = None,
+    task_options: Mapping[str, Any] | None = None,
 ) -> TaskDecorator:
-    """Return what makes a task of a function and lets it recur, without arguments."""
+    """Return what makes a task of a function and lets it recur, both under `name`.
 
-    def register(function: Callable[..., Any]) -> Task[..., Any]:
-        task = registry.task(function, queue, **task_options)
-        schedule_task(schedules, task, when, words=words)
+    A task that is one already recurs as well, as often as it is asked to: then `name` is that of
+    the schedule alone, and ConfigError tells of `task_options`.
+    """
+    from penstock.queues.tasks import Task  # noqa: PLC0415  which lets its tasks recur by this
+
+    def register(function: Callable[..., Any] | Task[..., Any]) -> Task[..., Any]:
+        if not isinstance(function, Task):
+            task = registry.task(function, queue, name=name, **(task_options or {}))
+        elif task_options:
+            raise ConfigError(f"{function!r}: {', '.join(task_options)} belong where it is made")
+        else:
+            task = cast("Task[..., Any]", function)
+        schedule_task(schedules, task, when, name=name, args=args, kwargs=kwargs, words=words)
         return task
 
     return cast("TaskDecorator", register)
