@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, ParamSpec, Self, TypeVar, Unpack, overload
 
@@ -13,7 +13,9 @@ from penstock.redis.health import Health, check_health
 from penstock.settings import Settings
 
 if TYPE_CHECKING:
+    from penstock.delivery.depends import Overrides
     from penstock.delivery.retries import RetryPolicy
+    from penstock.queues.admin import QueueAdmin
     from penstock.queues.job import Job
     from penstock.queues.options import Block, Gate, Overflow, SendWords, Side
     from penstock.queues.queue import Queue
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
     from penstock.runtime.service import Service
     from penstock.runtime.worker import Worker
     from penstock.topics.admin import TopicAdmin
+    from penstock.topics.consumer import Consumer
     from penstock.topics.durability import Durability
     from penstock.topics.facts import Retention
     from penstock.topics.partitioners import Partitioner
@@ -55,6 +58,7 @@ class Penstock:
         self.codec = Codec(self.settings.codec)
         self._topics: list[Topic] = []
         self._registry: QueueRegistry | None = None
+        self._overrides: Overrides | None = None
 
     def __repr__(self) -> str:
         return f"Penstock({str(self.redis.address)!r})"
@@ -264,17 +268,53 @@ class Penstock:
         """How full a queue is. TimeoutError if the server does not say so in time."""
         return self.registry.get_queue_pressure(queue_name, max_size, timeout)
 
-    def worker(self) -> Worker:
+    @property
+    def dependencies(self) -> Overrides:
+        """What tests put in the place of what functions depend on: see `Depends`."""
+        if self._overrides is None:
+            from penstock.delivery.depends import Overrides  # noqa: PLC0415
+
+            self._overrides = Overrides()
+        return self._overrides
+
+    def worker(
+        self, *, queues: Collection[str] | None = None, concurrency: int | None = None
+    ) -> Worker:
         """A worker for this process; `await worker.run()` returns its exit code.
 
-        It runs a consumer for each subscription, and moves delayed messages of their topics.
+        It runs a consumer for each subscription and each queue, moves delayed messages and keeps
+        the schedules. `queues` picks some of the queues, and leaves the subscriptions to others;
+        `concurrency` is for each of them.
         """
         # Most programs that import penstock only send work.
         from penstock.runtime.heartbeat import Heartbeat  # noqa: PLC0415
         from penstock.runtime.worker import Worker  # noqa: PLC0415
 
+        heartbeat = Heartbeat(self.redis, lambda: worker.readiness())  # noqa: PLW0108
+        work: list[Service] = []
+        support: list[Service] = [heartbeat]
+        if queues is None:
+            work += self._consumers(support)
+        if self._registry is not None:
+            from penstock.queues.staff import QueueStaff  # noqa: PLC0415
+
+            staff = QueueStaff(
+                self.redis,
+                self._registry,
+                heartbeat.worker_id,
+                queues=queues,
+                concurrency=concurrency,
+                overrides=self.dependencies,
+            )
+            work += staff.consumers
+            support += staff.support
+            heartbeat.load = staff.load
+        worker = Worker(work=work, support=support, settings=self.settings.worker)
+        return worker
+
+    def _consumers(self, support: list[Service]) -> list[Consumer]:
+        """The consumers of topics; what they need is added to `support`."""
         consumers = [consumer for topic in self._topics for consumer in topic.consumers()]
-        support: list[Service] = [Heartbeat(self.redis, lambda: worker.readiness())]  # noqa: PLW0108
         if consumers:
             from penstock.topics.delayed import Mover  # noqa: PLC0415
 
@@ -282,5 +322,4 @@ class Penstock:
             for consumer in consumers:
                 consumer.when_known = mover.watch
             support.append(mover)
-        worker = Worker(work=consumers, support=support, settings=self.settings.worker)
-        return worker
+        return consumers
