@@ -40,6 +40,8 @@ LONGEST_ID: Final = 256
 _EMPTY_LIST, _EMPTY_OBJECT, _NONE = Raw(b"[]"), Raw(b"{}"), Raw(b"")
 _MEMBER = b',"_penstock":'
 _PACKED = b"Z:"
+# In place of base64: a job of no bytes at all is one, too.
+_NOTHING = "="
 _ID_DIGITS, _TIME_DIGITS = 32, 12
 
 Count = Annotated[int, Bounds(ge=0, le=MOST_ATTEMPTS)]
@@ -86,7 +88,8 @@ class Meta(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A job that is no JSON object, as base64."""
 
 
-_NO_META = Meta()
+NO_META: Final = Meta()
+"""Of a job about which there is nothing to remember."""
 
 
 class _Stored(Struct):
@@ -119,7 +122,7 @@ class Item(Struct):
     kwargs: Raw = _EMPTY_OBJECT
     body: bytes = b""
     """The job itself, unpacked, without what Penstock remembers."""
-    meta: Meta = _NO_META
+    meta: Meta = NO_META
     asked_attempts: int = 0
     """How many attempts the job itself asks for; 0 if it does not say."""
     counts_retries: bool = False
@@ -200,7 +203,7 @@ def write_item(item: Item, meta: Meta, codec: Codec) -> bytes:
         job["retry_count"] = meta.attempts
         body = _encode(job)
     if not _is_object(body):
-        raw = b64encode(body).decode()
+        raw = b64encode(body).decode() or _NOTHING
         return _packed(_with_meta(b"{}", msgspec.structs.replace(meta, raw=raw)), codec)
     return _packed(_with_meta(body.rstrip(), msgspec.structs.replace(meta, raw="")), codec)
 
@@ -213,9 +216,10 @@ def _take_meta(item: Item, told: bytes) -> None:
         return  # written by somebody else, who means something of his own
     if item.meta.raw:
         try:
-            item.body = b64decode(item.meta.raw, validate=True)
+            raw = item.meta.raw
+            item.body = b"" if raw == _NOTHING else b64decode(raw, validate=True)
         except ValueError:
-            item.meta = _NO_META
+            item.meta = NO_META
         return
     if item.body.endswith(told + b"}"):
         head = item.body[: -len(told) - 1]
