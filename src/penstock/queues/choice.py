@@ -9,7 +9,7 @@ from penstock.errors import InvalidJob
 from penstock.queues.letters import QueueLetter
 from penstock.redis.keys.names import MAX_ID
 
-__all__ = ["MOST_AT_ONCE", "Choice", "LetterFilters", "checked_id", "whole"]
+__all__ = ["MOST_AT_ONCE", "Choice", "LetterFilters", "checked_id", "holds", "whole"]
 
 MOST_AT_ONCE: Final = 1_000
 """Jobs or letters on one page."""

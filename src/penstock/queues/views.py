@@ -6,9 +6,11 @@ import msgspec
 
 from penstock.delivery.payloads import PayloadView
 from penstock.queues.items import Trouble
+from penstock.queues.records import JobRecord
 
 __all__ = [
     "ClaimView",
+    "JobPage",
     "JobView",
     "LaneView",
     "QueueFacts",
@@ -144,6 +146,17 @@ class JobView(msgspec.Struct, frozen=True, kw_only=True):
     last_error: str = ""
     fault: str = ""
     """Why it cannot be read."""
+
+
+class JobPage(msgspec.Struct, frozen=True, kw_only=True):
+    """Jobs with a record, state by state, the newest first. `cursor` continues after them.
+
+    A page may be short, even empty, before the end: a search looks at a limited number at a time.
+    """
+
+    jobs: list[JobRecord]
+    cursor: str | None = None
+    """None at the end."""
 
 
 # --- dead letters -------------------------------------------------------------------------------

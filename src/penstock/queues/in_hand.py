@@ -1,0 +1,78 @@
+"""Jobs in workers' hands, and waiting until there are none."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Final
+
+from penstock.delivery.looking import ask, text
+from penstock.queues.facts import claims_of
+from penstock.queues.items import read_item
+from penstock.queues.lanes import FIXED, fair_lanes, shown_lane
+from penstock.queues.showing import show_job
+from penstock.queues.views import ClaimView
+from penstock.redis.client import Client
+from penstock.redis.codec import Codec
+from penstock.redis.keys import QueueKeyring
+
+__all__ = ["read_claims", "wait_until_idle"]
+
+_SOONEST_S: Final = 0.02
+_LATEST_S: Final = 0.5
+"""How often a drain looks, at first and later on."""
+
+
+async def read_claims(
+    client: Client, codec: Codec, keys: QueueKeyring, worker: str, count: int
+) -> list[ClaimView]:
+    """See `QueueAdmin.claims`."""
+    place = keys.claimed(worker)
+    claims = sorted(map(text, await client.call("HKEYS", place)), key=_number)[:count]
+    if not claims:
+        return []
+    stored = await client.call("HMGET", place, *claims)
+    return [
+        ClaimView(
+            claim=claim,
+            worker=worker,
+            job=show_job(read_item(data, codec), lane=shown_lane(claim.partition(":")[2])),
+        )
+        for claim, data in zip(claims, stored, strict=True)
+        if data is not None
+    ]
+
+
+async def wait_until_idle(client: Client, keys: QueueKeyring, timeout_s: float | None) -> bool:
+    """See `QueueAdmin.drain`."""
+    loop = asyncio.get_running_loop()
+    deadline = None if timeout_s is None else loop.time() + timeout_s
+    pause_s = _SOONEST_S
+    while await _count_open(client, keys, await fair_lanes(client, keys)):
+        if deadline is not None:
+            left_s = deadline - loop.time()
+            if left_s <= 0:
+                return False
+            pause_s = min(pause_s, left_s)
+        await asyncio.sleep(pause_s)
+        pause_s = min(pause_s * 2, _LATEST_S)
+    return True
+
+
+async def _count_open(client: Client, keys: QueueKeyring, lanes: list[str]) -> int:
+    """How many jobs wait in these lanes, are not yet due, or are in hand. Two round trips."""
+    live, gone, delayed, *lengths = await ask(
+        client,
+        [
+            ("ZRANGE", keys.workers, 0, -1),
+            ("ZRANGE", keys.dead_workers, 0, -1),
+            ("ZCARD", keys.delayed),
+            *(("LLEN", keys.list_of(lane)) for lane in (*FIXED, *lanes)),
+        ],
+    )
+    held = await ask(client, [("HLEN", claims_of(keys, name)) for name in (*live, *gone)])
+    return delayed + sum(lengths) + sum(held)
+
+
+def _number(claim: str) -> int:
+    number = claim.partition(":")[0]
+    return int(number) if number.isascii() and number.isdigit() else 0

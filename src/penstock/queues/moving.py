@@ -1,0 +1,139 @@
+"""Moving waiting jobs to another queue.
+
+The two queues may live on different nodes of a cluster, so it takes three steps. The jobs are taken
+in hand as a worker takes them, added to the other queue, and let go. Nobody else claims one
+meanwhile. If this process dies half-way, the jobs return to where they came from once it has been
+silent for `queues.silence_s`: what had been added by then is in both queues; nothing is lost.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Final
+
+from penstock.errors import JobMissing, QueueError, Rejected, ServerError
+from penstock.queues.items import Item, new_id
+from penstock.queues.lane_pages import LanePages
+from penstock.queues.requeue import job_names, unique_of
+from penstock.redis.client import Client
+from penstock.redis.codec import Codec
+from penstock.redis.keys import QueueKeyring
+from penstock.redis.wire import Argument
+
+__all__ = ["Move"]
+
+_COMPARED: Final = 200_000
+"""Jobs that one script may compare to find those it is to take."""
+
+
+class Move:
+    """One call that moves jobs of a lane."""
+
+    def __init__(
+        self,
+        client: Client,
+        codec: Codec,
+        keys: QueueKeyring,
+        target: QueueKeyring,
+        *,
+        lane: str,
+        to_lane: str,
+        who: str,
+    ) -> None:
+        self.moved = 0
+        self._client, self._codec, self._keys, self._target = client, codec, keys, target
+        self._lane, self._to_lane, self._who = lane, to_lane, who
+        self._worker = f"mover-{new_id()}"
+        self._number = 1
+        self._keep_ms = round(client.settings.queues.keep_s * 1000)
+        self._unique_ms = round(client.settings.queues.unique_s * 1000)
+
+    async def run(self, count: int | None, ids: set[str] | None) -> None:
+        """Move the first `count` jobs, those of `ids`, or all that wait now."""
+        pages = LanePages(self._client, self._codec, self._keys, self._lane)
+        left, kept = await pages.count(), 0
+        if count is not None:
+            left = min(left, count)
+        await self._client.scripts.join_queue(keys=self._keys, worker=self._worker)
+        try:
+            while left > 0 and (ids is None or ids):
+                most = max(1, _COMPARED // (kept + 1)) if ids is not None else left
+                page = await pages.page(kept, min(left, most))
+                if not page:
+                    break
+                left -= len(page)
+                chosen = page if ids is None else [item for item in page if item.id in ids]
+                within = kept + len(page)
+                kept += len(page) - len(chosen)
+                if chosen:
+                    await self._client.scripts.beat_queue(keys=self._keys, worker=self._worker)
+                    await self._move(chosen, within)
+                if ids is not None:
+                    ids.difference_update(item.id for item in chosen)
+        finally:
+            with suppress(ServerError):  # then its silence tells
+                await self._client.scripts.leave_queue(keys=self._keys, worker=self._worker)
+        if ids and not self.moved:
+            raise JobMissing(self._keys.queue, min(ids))
+
+    async def _move(self, page: Sequence[Item], within: int) -> None:
+        scripts, first = self._client.scripts, self._number
+        self._number += len(page)
+        found = await scripts.take_items(
+            keys=self._keys,
+            worker=self._worker,
+            lane=self._lane,
+            first=first,
+            within=within,
+            items=[item.data for item in page],
+        )
+        if isinstance(found, int):
+            raise self._given_up()
+        ending = f":{self._lane}" if self._lane else ""
+        taken = {
+            f"{first + place}{ending}": item for place, item in enumerate(page) if found[place]
+        }
+        if not taken:
+            return
+        told: list[Argument] = []
+        for item in taken.values():
+            told += (item.data, *job_names(self._target, item))
+        try:
+            await scripts.receive_jobs(
+                keys=self._target,
+                who=self._who,
+                source=self._keys.queue,
+                lane=self._to_lane,
+                unique_ms=self._unique_ms,
+                jobs=told,
+            )
+        except Rejected:
+            back: list[Argument] = []
+            for claim in taken:
+                back += (claim, "", "")
+            await scripts.give_back(keys=self._keys, worker=self._worker, jobs=back)
+            raise
+        await self._let_go(taken)
+
+    async def _let_go(self, taken: dict[str, Item]) -> None:
+        told: list[Argument] = []
+        for claim, item in taken.items():
+            told += (claim, job_names(self._keys, item)[0], unique_of(self._keys, item))
+        gone = await self._client.scripts.hand_over(
+            keys=self._keys,
+            worker=self._worker,
+            who=self._who,
+            to=self._target.queue,
+            keep_ms=self._keep_ms,
+            jobs=told,
+        )
+        if gone < 0:
+            raise self._given_up()
+        self.moved += gone
+
+    def _given_up(self) -> QueueError:
+        return QueueError(
+            f"moving jobs of queue {self._keys.queue!r} took so long that their claim was given "
+            "up: some of them may be in both queues"
+        )

@@ -1,0 +1,183 @@
+"""Jobs that have a record, found by state, time, name and error."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import AsyncIterator, Sequence
+from datetime import UTC, datetime, timedelta
+from typing import Final, Literal, get_args
+
+from penstock.delivery.looking import ask, text
+from penstock.errors import InvalidJob, JobMissing
+from penstock.queues.choice import MOST_AT_ONCE, checked_id, holds, whole
+from penstock.queues.records import JobRecord
+from penstock.queues.views import JobPage
+from penstock.redis.client import Client
+from penstock.redis.keys import QueueKeyring
+from penstock.redis.keys.names import decode_id
+
+__all__ = ["STATES", "JobState", "read_job", "search_jobs"]
+
+JobState = Literal[
+    "processing", "retrying", "queued", "submitted", "failed", "done", "cancelled", "expired"
+]
+STATES: Final[tuple[JobState, ...]] = get_args(JobState)
+"""In the order of a search that names none."""
+
+_PAGE: Final = 100
+_SEARCHED: Final = 10_000
+"""Jobs that one search looks at."""
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_MS = timedelta(milliseconds=1)
+_LATEST_S = 253_402_300_799  # the end of the year 9999
+
+Place = tuple[int, str]
+"""Where a search stands in a state: the time in ms, and the job's name in keys."""
+
+
+async def read_job(client: Client, queue: str, job_id: str) -> JobRecord:
+    """The record of one job; `JobMissing` if it has none (any more). One round trip."""
+    keys = QueueKeyring.of(client.keys, queue)
+    stored = await client.call("HGETALL", keys.record(checked_id(job_id)))
+    if not stored:
+        raise JobMissing(queue, job_id)
+    return JobRecord.of(queue, job_id, stored)
+
+
+async def search_jobs(
+    client: Client,
+    queue: str,
+    *,
+    state: JobState | None = None,
+    name: str | None = None,
+    error: str | None = None,
+    since: datetime | float | None = None,
+    until: datetime | float | None = None,
+    cursor: str | None = None,
+    count: int = _PAGE,
+) -> JobPage:
+    """See `QueueAdmin.jobs`."""
+    keys = QueueKeyring.of(client.keys, queue)
+    whole("count", count, 1, MOST_AT_ONCE)
+    if state is not None and state not in STATES:
+        raise InvalidJob(f"state = {state!r}: expected one of {', '.join(STATES)}")
+    for label, value in (("name", name), ("error", error)):
+        if value is not None and not isinstance(value, str):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise InvalidJob(f"{label} = {value!r}: expected text")
+    first_ms, last_ms = _moment_ms("since", since), _moment_ms("until", until)
+    states = STATES if state is None else (state,)
+    begin, place = _read_cursor(cursor, states)
+    search = _Search(client, keys, name, error)
+    jobs: list[JobRecord] = []
+    for now_at in states[begin:]:
+        async for chunk in _places(client, keys, now_at, place, first_ms, last_ms):
+            for at, record in zip(chunk, await search.fetch(now_at, chunk), strict=True):
+                place = at
+                if record is not None:
+                    jobs.append(record)
+                    if len(jobs) == count:
+                        return JobPage(jobs=jobs, cursor=_cursor(now_at, place))
+            if search.examined >= _SEARCHED:
+                return JobPage(jobs=jobs, cursor=_cursor(now_at, place))
+        place = None
+    return JobPage(jobs=jobs)
+
+
+class _Search:
+    """Fetches records, and tells which of them fit."""
+
+    def __init__(
+        self, client: Client, keys: QueueKeyring, name: str | None, error: str | None
+    ) -> None:
+        self.examined = 0
+        self._client, self._keys, self._name, self._error = client, keys, name, error
+
+    async def fetch(self, state: str, places: Sequence[Place]) -> list[JobRecord | None]:
+        """For each its record, None if it does not fit. One round trip, with filters two."""
+        self.examined += len(places)
+        names = [member for _, member in places]
+        if self._name is not None or self._error is not None:
+            told = await ask(
+                self._client,
+                [
+                    ("HMGET", self._keys.records + name, "task", "error", "error_type")
+                    for name in names
+                ],
+            )
+            fits = [self._fits(*(text(part or b"") for part in parts)) for parts in told]
+        else:
+            fits = [True] * len(names)
+        wanted = [name for name, fit in zip(names, fits, strict=True) if fit]
+        stored = await ask(
+            self._client, [("HGETALL", self._keys.records + name) for name in wanted]
+        )
+        found = dict(zip(wanted, stored, strict=True))
+        return [self._record(state, name, found.get(name)) for name in names]
+
+    def _fits(self, task: str, error: str, error_type: str) -> bool:
+        return holds(self._name, task) and holds(self._error, error, error_type)
+
+    def _record(self, state: str, name: str, stored: Sequence[bytes] | None) -> JobRecord | None:
+        if not stored:
+            return None
+        record = JobRecord.of(self._keys.queue, decode_id(name), stored)
+        # It may have moved on, or have been kept for its time, since the index was read.
+        return record if record.status == state else None
+
+
+async def _places(
+    client: Client,
+    keys: QueueKeyring,
+    state: str,
+    after: Place | None,
+    first_ms: int | None,
+    last_ms: int | None,
+) -> AsyncIterator[list[Place]]:
+    """Where jobs stand in the index of a state, the newest first, in pages."""
+    low = "-inf" if first_ms is None else first_ms
+    offset = 0
+    while True:
+        high = after[0] if after else "+inf" if last_ms is None else last_ms
+        reply = await client.call(
+            *("ZREVRANGEBYSCORE", keys.jobs(state), high, low, "WITHSCORES"),
+            *("LIMIT", offset, _PAGE),
+        )
+        found = [
+            (int(float(score)), text(member))
+            for member, score in zip(reply[::2], reply[1::2], strict=True)
+        ]
+        new = [place for place in found if after is None or place < after]
+        if new:
+            yield new
+            after, offset = new[-1], 0
+        elif len(found) < _PAGE:
+            return
+        else:  # more than a page took the state in the same millisecond
+            offset += len(found)
+
+
+def _cursor(state: str, place: Place | None) -> str:
+    ms, member = place or (0, "")
+    return f"{state}/{ms}/{member}"
+
+
+def _read_cursor(cursor: str | None, states: Sequence[str]) -> tuple[int, Place | None]:
+    if cursor is None:
+        return 0, None
+    state, _, rest = cursor.partition("/") if isinstance(cursor, str) else ("", "", "")  # pyright: ignore[reportUnnecessaryIsInstance]
+    ms, _, member = rest.partition("/")
+    if state not in states or not (ms.isascii() and ms.isdigit()) or not member:
+        raise InvalidJob(f"cursor = {str(cursor)[:60]!r}: it is not from this search")
+    return states.index(state), (int(ms), member)
+
+
+def _moment_ms(name: str, moment: datetime | float | None) -> int | None:
+    if moment is None:
+        return None
+    if isinstance(moment, datetime):
+        if moment.tzinfo is None:
+            raise InvalidJob(f"{name} = {moment!r}: it has no time zone")
+        return (moment - _EPOCH) // _MS
+    if type(moment) not in (int, float) or not math.isfinite(moment) or abs(moment) > _LATEST_S:
+        raise InvalidJob(f"{name} = {moment!r}: expected an aware datetime or epoch seconds")
+    return math.floor(moment * 1000)
