@@ -59,6 +59,8 @@ class DeathReason(StrEnum):
     """The handler said so, with `DeadLetter`."""
     CRASHED = "crashed"
     """Its last attempt ended with the process: nobody saw an error."""
+    UNKNOWN = "unknown"
+    """No worker knew what to do with it for as long as it may wait for one."""
     UNDECODABLE = "undecodable"
     """Its payload cannot be read as the type that the handler asks for."""
 

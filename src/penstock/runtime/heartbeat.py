@@ -17,13 +17,30 @@ from penstock.redis.client import Client
 from penstock.runtime.duty import Duty
 from penstock.runtime.readiness import Readiness
 
-__all__ = ["Heartbeat", "WorkerAbout"]
+__all__ = ["Heartbeat", "WorkerAbout", "WorkerLoad"]
 
 logger = logging.getLogger(__name__)
 
 FORGET_AFTER_MS = 24 * 3_600_000
 """How long the id of a worker that died stays on the list."""
 _LEAVE_S = 0.5
+
+
+class WorkerLoad(msgspec.Struct, frozen=True, kw_only=True):
+    """What a worker is doing for its queues."""
+
+    queues: list[str] = []
+    running: int = 0
+    jobs: list[str] = []
+    """Some of the jobs under way, as `queue/id`."""
+    done: int = 0
+    failed: int = 0
+    per_s: float = 0.0
+    """Jobs done per second since the beat before."""
+    rss_kb: int = 0
+
+
+_NO_LOAD = WorkerLoad()
 
 
 class WorkerAbout(msgspec.Struct, frozen=True, kw_only=True):
@@ -34,6 +51,7 @@ class WorkerAbout(msgspec.Struct, frozen=True, kw_only=True):
     started_ms: int
     ready: bool
     reasons: list[str] = []
+    load: WorkerLoad = _NO_LOAD
 
 
 class Heartbeat(Duty):
@@ -51,6 +69,8 @@ class Heartbeat(Duty):
         super().__init__("heartbeat", self._beat, every_s=settings.heartbeat_s, clock=clock)
         host = platform.node() or "localhost"
         self.worker_id = f"{host}-{os.getpid()}-{secrets.token_hex(3)}"
+        self.load: Callable[[], WorkerLoad] | None = None
+        """Tells what the worker is doing, if it works for queues."""
         self._client, self._readiness = client, readiness
         self._keys = client.keys.workers()
         self._ttl_ms = round(settings.heartbeat_ttl_s * 1000)
@@ -70,6 +90,7 @@ class Heartbeat(Duty):
             started_ms=self._started_ms,
             ready=readiness.ready,
             reasons=list(readiness.reasons),
+            load=self.load() if self.load is not None else _NO_LOAD,
         )
         await self._client.scripts.beat(
             workers=self._keys.heartbeats,

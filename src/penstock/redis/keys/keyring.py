@@ -9,6 +9,9 @@ from penstock.redis.keys.queues import QueueKeys
 
 __all__ = ["QueueKeyring"]
 
+# Ids of letters and digits that need no look at how they are spelled in keys.
+_PLAIN_ID = 64
+
 
 @dataclass(frozen=True, slots=True)
 class QueueKeyring:
@@ -86,6 +89,8 @@ class QueueKeyring:
 
     def record_name(self, job_id: str) -> str:
         """How scripts are to name a job: its id as it stands in keys."""
+        if job_id.isascii() and job_id.isalnum() and len(job_id) <= _PLAIN_ID:
+            return job_id
         return self.record(job_id)[len(self.records) :]
 
     def unique(self, key: str) -> str:

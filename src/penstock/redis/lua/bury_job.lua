@@ -35,10 +35,8 @@ if redis.call('HDEL', KEYS[2], ARGV[6]) == 0 then return 0 end
 -- Include: lanes
 redis.call('RPUSH', KEYS[6], ARGV[9])
 free(ARGV[4], KEYS[4], KEYS[5], KEYS[3], ARGV[1], ARGV[6])
-local record = ARGV[2] .. ARGV[7]
-if close(record, ARGV[3], ARGV[7], 'failed', now, ARGV[5]) and #ARGV >= 10 then
-  redis.call('HSET', record, unpack(ARGV, 10))
-end
+close(ARGV[2] .. ARGV[7], ARGV[3], ARGV[7], 'failed', now, ARGV[5], {unpack(ARGV, 10)})
+sweep(ARGV[3], 'failed', now, ARGV[5])
 forget(ARGV[8], ARGV[7])
 redis.call('HINCRBY', KEYS[7], 'dead', 1)
 return 1

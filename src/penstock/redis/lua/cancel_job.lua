@@ -26,6 +26,7 @@ if facts[1] == 'processing' then
   return 1
 end
 close(KEYS[1], ARGV[2], ARGV[1], 'cancelled', now, ARGV[3])
+sweep(ARGV[2], 'cancelled', now, ARGV[3])
 redis.call('ZREM', KEYS[2], ARGV[1])
 redis.call('HDEL', KEYS[3], ARGV[1])
 forget(facts[2] or '', ARGV[1])

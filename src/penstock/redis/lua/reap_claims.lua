@@ -32,9 +32,7 @@ for place = #ARGV - 5, 6, -6 do
     local record = ARGV[2] .. id
     if verdict == 'bury' then
       redis.call('RPUSH', KEYS[7], item)
-      if close(record, ARGV[3], id, 'failed', now, ARGV[5]) then
-        redis.call('HSET', record, 'error', why, 'error_type', 'Crashed')
-      end
+      close(record, ARGV[3], id, 'failed', now, ARGV[5], {'error', why, 'error_type', 'Crashed'})
       forget(unique, id)
     else
       put(KEYS[3], KEYS[4], KEYS[5], KEYS[6], side, lane_in(claim), item, true)

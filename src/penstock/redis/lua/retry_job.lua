@@ -38,9 +38,6 @@ local lane = lane_in(ARGV[5])
 redis.call('ZADD', KEYS[6], now + ARGV[8], ARGV[6])
 redis.call('HSET', KEYS[7], ARGV[6], 'f' .. lane .. '\n' .. ARGV[7])
 free(ARGV[4], KEYS[4], KEYS[5], KEYS[3], ARGV[1], ARGV[5])
-local record = ARGV[2] .. ARGV[6]
-if turn(record, ARGV[3], ARGV[6], 'retrying', now) and #ARGV >= 10 then
-  redis.call('HSET', record, unpack(ARGV, 10))
-end
+turn(ARGV[2] .. ARGV[6], ARGV[3], ARGV[6], 'retrying', now, {unpack(ARGV, 10)})
 redis.call('HINCRBY', KEYS[8], ARGV[9], 1)
 return 1

@@ -24,26 +24,34 @@ local function iso(ms)
     floor(rest / 3600), floor(rest % 3600 / 60), rest % 60, ms - seconds * 1000)
 end
 
--- Returns whether the job was taken to the state; a job without a record has none to take.
-local function turn(record, index, id, to, ms)
+-- Takes a job to a state, with names and values for its record. Returns whether that was legal; a
+-- job without a record has none to take.
+local function turn(record, index, id, to, ms, fields)
   local from = redis.call('HGET', record, 'status')
   if not from or not LEGAL[from] or not LEGAL[from][to] then return false end
-  redis.call('HSET', record, 'status', to)
+  redis.call('HSET', record, 'status', to, unpack(fields or {}))
   redis.call('ZREM', index .. from, id)
   redis.call('ZADD', index .. to, ms, id)
   return true
 end
 
+-- Forgets those that have been in a final state for as long as their records are kept.
+local function sweep(index, state, ms, ttl)
+  redis.call('ZREMRANGEBYSCORE', index .. state, '-inf', ms - ttl)
+end
+
 -- Takes a job to a final state: from then on its record has an end.
-local function close(record, index, id, to, ms, ttl)
+local function close(record, index, id, to, ms, ttl, fields, at)
+  fields = fields or {}
+  fields[#fields + 1] = to == 'failed' and 'failed_at' or 'completed_at'
+  fields[#fields + 1] = at or iso(ms)
   local began = redis.call('ZSCORE', index .. 'processing', id)
-  if not turn(record, index, id, to, ms) then return false end
-  redis.call('HSET', record, to == 'failed' and 'failed_at' or 'completed_at', iso(ms))
   if began then
-    redis.call('HSET', record, 'duration_seconds', string.format('%.3f', (ms - began) / 1000))
+    fields[#fields + 1] = 'duration_seconds'
+    fields[#fields + 1] = string.format('%.3f', (ms - began) / 1000)
   end
+  if not turn(record, index, id, to, ms, fields) then return false end
   redis.call('PEXPIRE', record, ttl)
-  redis.call('ZREMRANGEBYSCORE', index .. to, '-inf', ms - ttl)
   return true
 end
 

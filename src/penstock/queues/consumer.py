@@ -1,0 +1,144 @@
+"""A consumer: one worker of a queue, with the jobs it has in hand and the functions it runs."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+from penstock.clock import SYSTEM_CLOCK
+from penstock.delivery.depends import Resolver
+from penstock.errors import PenstockError, ServerError
+from penstock.queues.context import JobContext
+from penstock.queues.hand import Counts, Hand
+from penstock.queues.items import Item
+from penstock.queues.life import Life
+from penstock.queues.lifeline import Lifeline
+from penstock.queues.performer import Performer
+from penstock.queues.reaper import Reaper
+from penstock.queues.work import Work
+from penstock.quiet import RateLimitedLog
+from penstock.runtime.backoff import retry_delay_s
+from penstock.runtime.service import Service
+from penstock.runtime.waiting import happens_within
+
+if TYPE_CHECKING:
+    from penstock.queues.queue import Queue
+
+__all__ = ["QueueConsumer"]
+
+logger = logging.getLogger(__name__)
+quiet = RateLimitedLog(logger)
+
+
+class QueueConsumer(Service):
+    """Runs the jobs of a queue, beside any number of other consumers of it.
+
+    Every job reaches its function at least once; it is acknowledged when the function has returned.
+    """
+
+    def __init__(
+        self,
+        queue: Queue,
+        *,
+        worker_id: str,
+        lifeline: Lifeline,
+        resolver: Resolver,
+        concurrency: int | None = None,
+    ) -> None:
+        super().__init__(f"queue {queue.name}")
+        self.queue, self.counts = queue, Counts()
+        client, settings = queue.client, queue.client.settings.queues
+        self._client, self._settings = client, settings
+        self._worker_id, self._lives = worker_id, 0
+        self._lifeline = lifeline
+        self._places = concurrency or queue.options.concurrency or settings.concurrency
+        self._performers = queue.performers()
+        self._raw = queue.raw_performer()
+        self._tracks = queue.options.status or any(
+            one.tracked for one in (*self._performers.values(), self._raw) if one is not None
+        )
+        self._work = Work(
+            queue.codec,
+            self.counts,
+            self._performer_of,
+            queue.options.retry,
+            unknown_s=settings.unknown_s,
+            places=self._places,
+            resolver=resolver,
+        )
+        self._reaper = Reaper(client, queue.codec, queue.keyring, self._work.policy_of, self.counts)
+        self._trouble: str | None = "has not begun yet"
+        self._life: Life | None = None
+
+    def trouble(self) -> str | None:
+        return (
+            None if self.ended or not self._trouble else f"queue {self.queue.name}: {self._trouble}"
+        )
+
+    @property
+    def jobs(self) -> list[JobContext]:
+        """The jobs whose functions are running."""
+        return list(self._life.slots.running) if self._life else []
+
+    async def run(self) -> None:
+        try:
+            failures = 0
+            while not self.stopping:
+                try:
+                    await self.queue.declared()
+                    await self._one_life()
+                    failures = 0
+                except ServerError as error:
+                    if not error.transient:
+                        raise
+                    failures += 1
+                    self._note(error)
+                    await happens_within(self.stop_asked, retry_delay_s(failures), SYSTEM_CLOCK)
+        finally:
+            await self._work.close()
+
+    # ---- one life as a member
+
+    async def _one_life(self) -> None:
+        """Be a member of the queue until asked to stop, or until given up as dead."""
+        self._lives += 1
+        hand = Hand(
+            self._client,
+            self.queue.codec,
+            self.queue.keyring,
+            f"{self._worker_id}.{self._lives}",
+            self.counts,
+        )
+        await hand.join()
+        life = Life(
+            self.queue,
+            hand,
+            self._work,
+            self._reaper,
+            places=self._places,
+            tracks=self._tracks,
+            stop_asked=self.stop_asked,
+            note=self._note,
+        )
+        self._life = life
+        self._lifeline.hold(hand.worker, hand.keys, lambda: hand.lose(0))
+        self._note(None)
+        try:
+            await life.run()
+        finally:
+            self._life = None
+            self._lifeline.drop(hand.worker)
+
+    def _performer_of(self, item: Item) -> Performer | None:
+        if item.task:
+            performer = self._performers.get(item.task)
+            if performer is not None:
+                return performer
+        return self._raw
+
+    def _note(self, error: PenstockError | None) -> None:
+        if error is None:
+            self._trouble = None
+            return
+        self._trouble = str(error)
+        quiet.warning(f"{self.name} {type(error).__name__}", "%s: %s", self.name, error)

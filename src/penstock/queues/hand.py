@@ -1,0 +1,346 @@
+"""The jobs that a worker has in hand: what it says about them, and what the server answers."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+from penstock.errors import OutcomeUnknown, ServerError
+from penstock.queues.attempts import begun_item
+from penstock.queues.context import JobContext
+from penstock.queues.items import read_item
+from penstock.quiet import RateLimitedLog
+from penstock.redis.client import Client
+from penstock.redis.codec import Codec
+from penstock.redis.keys import QueueKeyring
+from penstock.redis.wire import Argument
+from penstock.runtime.backoff import retry_delay_s
+
+__all__ = ["Counts", "Ended", "Hand"]
+
+logger = logging.getLogger(__name__)
+quiet = RateLimitedLog(logger)
+
+T = TypeVar("T")
+
+MOST_DONE = 1_000
+"""Claims acknowledged by one call. More would stop the server for too long."""
+_MOST_TOLD = 100
+DEAD = -1
+
+
+@dataclass(slots=True)
+class Counts:
+    """What a consumer has done since it began."""
+
+    done: int = 0
+    failed: int = 0
+    dead: int = 0
+    stale: int = 0
+    """Outcomes that the server refused, because the job had passed to another worker."""
+    reaped: int = 0
+    """Jobs of dead workers that this one returned."""
+
+
+@dataclass(slots=True)
+class Ended:
+    """A job with a record or a unique key that has come to its end."""
+
+    job: JobContext
+    state: str
+    took: str = "0"
+    """Seconds for which it ran."""
+    result: bytes = b""
+
+
+class Hand:
+    """The jobs in hand of one member of a queue.
+
+    A member that was given up as dead is `lost` for good: every word of it is refused, and the
+    consumer begins anew under another name.
+    """
+
+    def __init__(
+        self, client: Client, codec: Codec, keys: QueueKeyring, worker: str, counts: Counts
+    ) -> None:
+        self.keys, self.worker, self.codec, self.counts = keys, worker, codec, counts
+        self.loop = asyncio.get_running_loop()
+        self.lost = False
+        self.jobs: dict[str, JobContext] = {}
+        """By their claims: what is in hand, as far as we know."""
+        self.done: list[str] = []
+        """Claims that are done, to be acknowledged with the next call."""
+        self.ended: list[Ended] = []
+        self.next_due_ms = 0
+        self.uses_lanes = False
+        self.closing = False
+        """Whether calls that fail are given up instead of repeated."""
+        self._scripts = client.scripts
+        self._client = client
+        self._first = 1
+        self._doubt = False
+        self._server_ms, self._as_of = 0, time.monotonic()
+        self._keep_ms = round(client.settings.queues.keep_s * 1000)
+
+    @property
+    def now_ms(self) -> int:
+        """The server's time, as far as it can be told from here."""
+        return self._server_ms + round((time.monotonic() - self._as_of) * 1000)
+
+    # ---- taking and giving back
+
+    async def join(self) -> None:
+        """Become a member. One round trip."""
+        self._note_time(await self._scripts.join_queue(keys=self.keys, worker=self.worker))
+
+    async def exchange(self, most: int) -> list[JobContext]:
+        """Acknowledge what is done and take up to `most` jobs. One round trip, after trouble two.
+
+        A call whose answer is lost may have taken jobs: they are looked for before the next one.
+        """
+        strays = await self._strays() if self._doubt else []
+        done, self.done = self.done[:MOST_DONE], self.done[MOST_DONE:]
+        try:
+            reply = await self._scripts.claim_jobs(
+                keys=self.keys, worker=self.worker, first=self._first, most=most, done=done
+            )
+        except ServerError as error:
+            self.done = done + self.done
+            if isinstance(error, OutcomeUnknown):
+                self._first += most
+                self._doubt = True
+            raise
+        if isinstance(reply, int):
+            self.lose(len(done))
+            return []
+        for claim in done:
+            del self.jobs[claim]
+        now_ms, self.next_due_ms, held, lanes, *taken = reply
+        self._note_time(now_ms)
+        self.uses_lanes = bool(lanes)
+        jobs = self._taken(taken)
+        if held > len(self.jobs):
+            self._doubt = True
+        return strays + jobs
+
+    def _taken(self, taken: Sequence[object]) -> list[JobContext]:
+        jobs: list[JobContext] = []
+        codec, known, number = self.codec, self.jobs, self._first
+        lanes: Iterable[tuple[bytes, list[bytes]]] = zip(taken[::2], taken[1::2], strict=True)  # type: ignore[assignment]
+        for lane, items in lanes:
+            ending = f":{lane.decode()}" if lane else ""
+            for data in items:
+                claim = f"{number}{ending}"
+                job = known[claim] = JobContext(self, claim, read_item(data, codec))
+                jobs.append(job)
+                number += 1
+        self._first = number
+        return jobs
+
+    async def _strays(self) -> list[JobContext]:
+        """Find jobs that are ours without our knowledge."""
+        fields = await self._client.call("HGETALL", self.keys.claimed(self.worker))
+        self._doubt = False
+        found: list[JobContext] = []
+        for name, data in zip(fields[::2], fields[1::2], strict=True):
+            claim = name.decode()
+            if claim not in self.jobs:
+                job = self.jobs[claim] = JobContext(self, claim, read_item(data, self.codec))
+                found.append(job)
+                self._first = max(self._first, int(claim.partition(":")[0]) + 1)
+        return found
+
+    async def give_back(self, jobs: Sequence[JobContext]) -> None:
+        """Return jobs to the front, in their order, as if they had not been taken."""
+        told: list[Argument] = []
+        for job in jobs:
+            item = b"" if not job.begun else job.item.data
+            told += (job.claim, self._record_name(job), item)
+        for place in range(0, len(told), 3 * MOST_DONE):
+            part = told[max(0, len(told) - place - 3 * MOST_DONE) : len(told) - place]
+            reply = await self.surely("give back", lambda part=part: self._give_back(part))
+            if reply == DEAD:
+                self.lose(len(part) // 3)
+                return
+        self._drop(jobs)
+
+    async def _give_back(self, told: Sequence[Argument]) -> int:
+        return await self._scripts.give_back(keys=self.keys, worker=self.worker, jobs=told)
+
+    async def leave(self) -> None:
+        """Stop being a member; what is still in hand is for the others at once."""
+        await self._scripts.leave_queue(keys=self.keys, worker=self.worker)
+
+    # ---- about single jobs
+
+    async def begin(self, jobs: Sequence[JobContext], *, exactly: bool = False) -> list[int]:
+        """Note that jobs are about to run: for each 1 to run it, 2 if cancelled, 0 if ended.
+
+        `exactly` notes in the claim itself that the attempt has begun, for jobs whose attempts
+        would otherwise be charged to them although they never ran.
+        """
+        calls: list[Awaitable[list[int] | int]] = []
+        for place in range(0, len(jobs), _MOST_TOLD):
+            told: list[Argument] = []
+            for job in jobs[place : place + _MOST_TOLD]:
+                item = begun_item(job) if exactly else b""
+                told += (job.claim, self._record_name(job), job.attempt, item)
+            calls.append(self.surely("begin", lambda told=told: self._begin(told)))
+        verdicts: list[int] = []
+        for reply in await asyncio.gather(*calls):
+            if isinstance(reply, int):
+                self.lose(0)
+                return [0] * len(jobs)
+            verdicts += reply
+        for job in jobs:
+            job.begun = exactly
+        return verdicts
+
+    async def _begin(self, told: Sequence[Argument]) -> list[int] | int:
+        return await self._scripts.begin_jobs(keys=self.keys, worker=self.worker, jobs=told)
+
+    async def flush_ended(self) -> None:
+        """Write the ends of jobs with a record or a unique key."""
+        ended, self.ended = self.ended, []
+        by_state: dict[str, list[Ended]] = {}
+        for one in ended:
+            by_state.setdefault(one.state, []).append(one)
+        calls = [
+            self._end(some[place : place + _MOST_TOLD])
+            for some in by_state.values()
+            for place in range(0, len(some), _MOST_TOLD)
+        ]
+        await asyncio.gather(*calls)
+
+    async def _end(self, ended: Sequence[Ended]) -> None:
+        told: list[Argument] = []
+        for one in ended:
+            job = one.job
+            unique = self.unique_key(job) if job.item.meta.unique else ""
+            told += (job.claim, self._name_of(job), one.state, unique, one.took, one.result)
+        if await self.surely("finish", lambda: self._finish(told)) == DEAD:
+            self.lose(len(ended))
+        else:
+            self._drop(one.job for one in ended)
+
+    async def _finish(self, told: Sequence[Argument]) -> int:
+        return await self._scripts.finish_jobs(
+            keys=self.keys, worker=self.worker, keep_ms=self._keep_ms, jobs=told
+        )
+
+    async def retry(
+        self,
+        job: JobContext,
+        item: bytes,
+        wait_s: float,
+        fields: Sequence[Argument],
+        counted_as: str = "retried",
+    ) -> None:
+        """Let a job wait for its next attempt."""
+        reply = await self.surely(
+            "retry",
+            lambda: self._scripts.retry_job(
+                keys=self.keys,
+                worker=self.worker,
+                claim=job.claim,
+                job_id=self._name_of(job),
+                item=item,
+                wait_ms=round(wait_s * 1000),
+                counted_as=counted_as,
+                fields=fields,
+            ),
+        )
+        self._told(job, reply)
+
+    async def bury(self, job: JobContext, letter: bytes, fields: Sequence[Argument]) -> None:
+        """Put a job into the dead letters."""
+        reply = await self.surely(
+            "bury",
+            lambda: self._scripts.bury_job(
+                keys=self.keys,
+                worker=self.worker,
+                keep_ms=self._keep_ms,
+                claim=job.claim,
+                job_id=self._name_of(job),
+                unique=self.unique_key(job),
+                letter=letter,
+                fields=fields,
+            ),
+        )
+        self._told(job, reply)
+
+    async def note_progress(self, job: JobContext, fields: Sequence[Argument]) -> int:
+        return await self._scripts.note_progress(
+            keys=self.keys,
+            worker=self.worker,
+            record=self.keys.record(job.id),
+            claim=job.claim,
+            fields=fields,
+        )
+
+    def unique_key(self, job: JobContext) -> str:
+        """Key of what the job holds until its end; empty if it holds nothing."""
+        unique = job.item.meta.unique
+        return self.keys.unique(unique) if unique else ""
+
+    # ---- inside
+
+    async def surely(self, what: str, call: Callable[[], Awaitable[T]]) -> T:
+        """Call until it is confirmed: each of these may be repeated.
+
+        While the server cannot be reached, somebody else may give us up; then the next call that
+        gets through says so.
+        """
+        failures = 0
+        while True:
+            try:
+                return await call()
+            except ServerError as error:
+                if self.closing or not error.transient:
+                    raise
+                failures += 1
+                quiet.warning(
+                    f"{self.keys.queue} {what} {type(error).__name__}",
+                    "queue %s: %s: %s; trying again",
+                    self.keys.queue,
+                    what,
+                    error,
+                )
+            await asyncio.sleep(retry_delay_s(failures))
+
+    def lose(self, refused: int) -> None:
+        """Learn that we were given up as dead: what is in hand is not ours any more."""
+        self.counts.stale += refused
+        if not self.lost:
+            self.lost = True
+            logger.warning(
+                "queue %s: worker %s was given up as dead; %d jobs have passed to others",
+                self.keys.queue,
+                self.worker,
+                len(self.jobs),
+            )
+            for job in self.jobs.values():
+                job.stop("lost")
+
+    def _told(self, job: JobContext, reply: int) -> None:
+        if reply == DEAD:
+            self.lose(1)
+        else:
+            self._drop([job])
+
+    def _drop(self, jobs: Iterable[JobContext]) -> None:
+        for job in jobs:
+            self.jobs.pop(job.claim, None)
+
+    def _note_time(self, now_ms: int) -> None:
+        self._server_ms, self._as_of = now_ms, time.monotonic()
+
+    def _record_name(self, job: JobContext) -> str:
+        return self._name_of(job) if job.tracked else ""
+
+    def _name_of(self, job: JobContext) -> str:
+        return self.keys.record_name(job.named())

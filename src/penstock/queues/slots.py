@@ -1,0 +1,164 @@
+"""Running jobs: so many at a time, each awaited where it was taken, without a task of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Callable, Iterable
+
+from penstock.queues.context import JobContext, set_current
+from penstock.queues.items import NO_META, Item
+from penstock.queues.work import Work
+
+__all__ = ["Slots"]
+
+# Jobs are claimed ahead only if they are quicker than this: a job that waits behind a slow one
+# could have run elsewhere.
+_QUICK_S = 0.005
+# What is claimed ahead is about this much work: enough to hide a round trip several times over.
+_AHEAD_S = 0.02
+_LEARNING = 0.1
+_TURN = 64
+"""Jobs run in one go before others get the event loop, however quick they are."""
+
+
+class Slots:
+    """`places` loops that take jobs from one buffer.
+
+    A job whose function never waits is run on the spot, so a single slot empties the buffer at full
+    speed; one that waits lets the next slot take over.
+    """
+
+    def __init__(
+        self,
+        work: Work,
+        *,
+        places: int,
+        prefetch: int,
+        when_news: Callable[[], None],
+    ) -> None:
+        self.places = places
+        self.running: set[JobContext] = set()
+        self.each_s = _QUICK_S
+        """How long a job took of late."""
+        self._work = work
+        self._most_ahead, self._when_news = 2 * prefetch, when_news
+        self._buffer: deque[JobContext] = deque()
+        self._idle: list[asyncio.Future[None]] = []
+        self._tasks: list[asyncio.Task[None]] = []
+        self._waking = False
+        self._busy = 0
+
+    @property
+    def room(self) -> int:
+        """How many jobs to claim now; 0 while there is enough to do."""
+        ahead = 0
+        if self.each_s < _QUICK_S:
+            ahead = min(self._most_ahead, int(self.places * _AHEAD_S / max(self.each_s, 1e-6)))
+        room = self.places + ahead - self._busy - len(self._buffer)
+        return room if not self._buffer or 2 * room >= self.places + ahead else 0
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing is left to begin."""
+        return not self._buffer
+
+    @property
+    def is_idle(self) -> bool:
+        return not self._busy and not self._buffer
+
+    def put(self, jobs: Iterable[JobContext]) -> None:
+        self._buffer.extend(jobs)
+        self._wake()
+
+    def take_back(self) -> list[JobContext]:
+        """What was put and has not been begun."""
+        left = list(self._buffer)
+        self._buffer.clear()
+        return left
+
+    async def close(self) -> None:
+        """Cut what runs and end all slots."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def failure(self) -> BaseException | None:
+        """What a slot failed with, which none should."""
+        for task in self._tasks:
+            if task.done() and not task.cancelled() and (error := task.exception()):
+                return error
+        return None
+
+    def _wake(self) -> None:
+        if self._waking or not self._buffer:
+            return
+        while self._idle:
+            sleeper = self._idle.pop()
+            if not sleeper.done():
+                self._waking = True
+                sleeper.set_result(None)
+                return
+        if len(self._tasks) < self.places:
+            self._waking = True
+            name = f"slot {len(self._tasks) + 1}"
+            task = asyncio.create_task(self._slot(), name=name)
+            task.add_done_callback(lambda _: self._when_news())
+            self._tasks.append(task)
+
+    async def _slot(self) -> None:
+        loop, me = asyncio.get_running_loop(), asyncio.current_task()
+        buffer, running = self._buffer, self.running
+        performer_of, counts, turn = self._work.performer_of, self._work.counts, 0
+        self._waking = False
+        while True:
+            while not buffer:
+                sleeper = loop.create_future()
+                self._idle.append(sleeper)
+                await sleeper
+                self._waking = False
+            job = buffer.popleft()
+            if buffer and not self._waking:
+                self._wake()
+            self._busy += 1
+            running.add(job)
+            item = job.item
+            began = job.began = time.monotonic()
+            try:
+                performer = performer_of(item)
+                if performer is None or not performer.quick or not _is_simple(item):
+                    await self._work.run(job, performer)
+                else:
+                    # Nothing has to be around it, so it is run on the spot.
+                    set_current(job)
+                    job.slot = me
+                    try:
+                        args, kwargs = performer.decode(item)
+                        outcome = await performer.function(*args, **kwargs)
+                    except BaseException as error:  # noqa: BLE001  it becomes a recorded outcome
+                        outcome = error
+                    job.slot = None
+                    if job.tracked or job.cut or isinstance(outcome, BaseException):
+                        await self._work.returned(job, performer, outcome)
+                    else:
+                        counts.done += 1
+                        job.hand.done.append(job.claim)
+            finally:
+                running.discard(job)
+                self._busy -= 1
+            self.each_s += _LEARNING * (time.monotonic() - began - self.each_s)
+            self._when_news()
+            turn += 1
+            if turn >= _TURN:
+                turn = 0
+                await asyncio.sleep(0)
+
+
+def _is_simple(item: Item) -> bool:
+    """Whether a job makes its first attempt of several, and may do so at any time."""
+    meta = item.meta
+    if meta is NO_META:
+        return item.asked_attempts != 1
+    late = meta.expires_ms or meta.attempts or meta.crashes or meta.unique
+    return not late and meta.max_attempts != 1 and item.asked_attempts != 1

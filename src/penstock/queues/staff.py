@@ -1,0 +1,101 @@
+"""What a worker process runs for the queues of an application."""
+
+from __future__ import annotations
+
+import resource
+import sys
+import time
+from collections.abc import Collection
+
+from penstock.delivery.depends import Overrides, Resolver
+from penstock.errors import ConfigError
+from penstock.queues.consumer import QueueConsumer
+from penstock.queues.lifeline import Lifeline
+from penstock.queues.registry import QueueRegistry
+from penstock.redis.client import Client
+from penstock.runtime.heartbeat import WorkerLoad
+from penstock.runtime.service import Service
+
+__all__ = ["QueueStaff"]
+
+
+class QueueStaff:
+    """A consumer for each queue that has tasks or a handler, and what keeps them alive."""
+
+    def __init__(
+        self,
+        client: Client,
+        registry: QueueRegistry,
+        worker_id: str,
+        *,
+        queues: Collection[str] | None = None,
+        concurrency: int | None = None,
+        overrides: Overrides,
+    ) -> None:
+        if unknown := set(queues or ()) - registry.queues.keys():
+            raise ConfigError(
+                f"no queue {min(unknown)!r} in this application; it has "
+                + (", ".join(sorted(registry.queues)) or "none")
+            )
+        served = [
+            queue
+            for name, queue in registry.queues.items()
+            if (queue.tasks or queue.raw_handler) and (queues is None or name in queues)
+        ]
+        lifeline = Lifeline(client)
+        self._resolver = Resolver(overrides)
+        self.consumers = [
+            QueueConsumer(
+                queue,
+                worker_id=worker_id,
+                lifeline=lifeline,
+                resolver=self._resolver,
+                concurrency=concurrency,
+            )
+            for queue in served
+        ]
+        self.support: list[Service] = []
+        if self.consumers:
+            self.support = [lifeline, _Cleaner(self._resolver)]
+        self._last_look = (time.monotonic(), 0)
+
+    def load(self) -> WorkerLoad:
+        """What the worker is doing, for its heartbeat."""
+        done = sum(consumer.counts.done for consumer in self.consumers)
+        (then, before), now = self._last_look, time.monotonic()
+        self._last_look = (now, done)
+        running = [job for consumer in self.consumers for job in consumer.jobs]
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        return WorkerLoad(
+            queues=[consumer.queue.name for consumer in self.consumers],
+            running=len(running),
+            jobs=[f"{job.queue}/{job.id or job.claim}" for job in running[:20]],
+            done=done,
+            failed=sum(consumer.counts.failed for consumer in self.consumers),
+            per_s=round((done - before) / (now - then), 1) if now > then else 0.0,
+            rss_kb=_resident_kb() or (peak if sys.platform != "darwin" else peak // 1024),
+        )
+
+
+class _Cleaner(Service):
+    """Cleans up what jobs shared, after the last of them."""
+
+    def __init__(self, resolver: Resolver) -> None:
+        super().__init__("dependencies")
+        self._resolver = resolver
+
+    async def run(self) -> None:
+        try:
+            await self.stop_asked.wait()
+        finally:
+            await self._resolver.close()
+
+
+def _resident_kb() -> int:
+    """Memory in use now; 0 where the system does not tell."""
+    try:
+        with open("/proc/self/statm", encoding="ascii") as told:  # noqa: PTH123
+            pages = int(told.read().split()[1])
+    except (OSError, ValueError, IndexError):
+        return 0
+    return pages * resource.getpagesize() // 1024

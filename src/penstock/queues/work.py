@@ -1,0 +1,312 @@
+"""One job from its function to its end: done, again later, or to the dead letters."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import logging
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AsyncExitStack
+from contextvars import copy_context
+from dataclasses import replace
+from typing import Any
+
+import msgspec
+
+from penstock.delivery.depends import Resolver
+from penstock.delivery.outcomes import handler_error
+from penstock.delivery.retries import DeathReason, Failure, GiveUp, RetryPolicy
+from penstock.errors import DecodeError, EncodeError
+from penstock.queues.attempts import after_failure, is_exact, limit_of
+from penstock.queues.context import JobContext, set_current
+from penstock.queues.hand import Counts, Ended
+from penstock.queues.isolation import ChildPool, Isolation
+from penstock.queues.items import Item, write_item
+from penstock.queues.letters import build_letter
+from penstock.queues.performer import Call, Performer
+from penstock.quiet import RateLimitedLog
+from penstock.redis.codec import Codec
+from penstock.redis.wire import Argument
+
+__all__ = ["Work"]
+
+logger = logging.getLogger(__name__)
+quiet = RateLimitedLog(logger)
+
+_PARK_FIRST_S, _PARK_LONGEST_S = 1.0, 60.0
+
+
+class Work:
+    """What is done with a job that is not simply run: see `Slots` for the quick way."""
+
+    def __init__(
+        self,
+        codec: Codec,
+        counts: Counts,
+        performer_of: Callable[[Item], Performer | None],
+        default_policy: RetryPolicy,
+        *,
+        unknown_s: float,
+        places: int,
+        resolver: Resolver,
+    ) -> None:
+        self.counts = counts
+        self.performer_of = performer_of
+        self._codec, self._encode, self._policy = codec, codec.encoder(Any), default_policy
+        self._unknown_s, self._places, self._resolver = unknown_s, places, resolver
+        self._threads: ThreadPoolExecutor | None = None
+        self._children: dict[Isolation, ChildPool] = {}
+        self._limits: dict[str, asyncio.Semaphore] = {}
+        self._last_chance = asyncio.Lock()
+
+    async def close(self) -> None:
+        if self._threads is not None:
+            self._threads.shutdown(wait=False, cancel_futures=True)
+        for children in self._children.values():
+            await children.close()
+
+    def policy_of(self, item: Item) -> RetryPolicy:
+        performer = self.performer_of(item)
+        return self._policy if performer is None else performer.policy
+
+    # ---- from claim to function
+
+    async def run(self, job: JobContext, performer: Performer | None) -> None:
+        """Run a job and see to its end."""
+        item, meta = job.item, job.item.meta
+        if meta.expires_ms and job.hand.now_ms >= meta.expires_ms:
+            self._end(job, "expired")
+            return
+        if item.fault is not None:
+            await self._give_up(job, GiveUp(DeathReason.UNDECODABLE), item.fault)
+            return
+        if performer is None:
+            await self._park(job)
+            return
+        job.max_attempts = limit = limit_of(item, performer.policy)
+        if job.attempt > limit:
+            job.attempt = limit
+            await self._give_up(job, GiveUp(DeathReason.EXHAUSTED), None)
+            return
+        if performer.concurrency:
+            places = self._limits.setdefault(
+                performer.name, asyncio.Semaphore(performer.concurrency)
+            )
+            async with places:
+                await self._run_once(job, performer)
+        else:
+            await self._run_once(job, performer)
+
+    async def _run_once(self, job: JobContext, performer: Performer) -> None:
+        if not is_exact(job.item.meta, job.max_attempts):
+            await self._perform(job, performer)
+        elif job.attempt < job.max_attempts or not job.item.meta.crashes:
+            await self._begin_and_perform(job, performer)
+        else:
+            async with self._last_chance:
+                await self._begin_and_perform(job, performer)
+
+    async def _begin_and_perform(self, job: JobContext, performer: Performer) -> None:
+        if (await job.hand.begin([job], exactly=True))[0] == 1:
+            await self._perform(job, performer)
+        elif not job.hand.lost:
+            self.passed_over(job)
+
+    async def _perform(self, job: JobContext, performer: Performer) -> None:
+        job.slot, job.began = asyncio.current_task(), time.monotonic()
+        token = set_current(job)
+        try:
+            outcome = await self._call(job, performer)
+        except BaseException as error:  # noqa: BLE001  it becomes a recorded outcome
+            outcome = error
+        finally:
+            job.slot = None
+            token.var.reset(token)
+        await self.returned(job, performer, outcome)
+
+    async def returned(self, job: JobContext, performer: Performer, outcome: Any) -> None:
+        """See to what a function returned or raised, whichever way it was run."""
+        if job.cut and (
+            isinstance(outcome, asyncio.CancelledError) or not isinstance(outcome, BaseException)
+        ):
+            task = asyncio.current_task()
+            while task is not None and task.cancelling():
+                task.uncancel()
+            self._stopped(job)
+            return
+        if isinstance(outcome, BaseException):
+            await self._failed(job, performer, handler_error(outcome))
+        elif job.tracked or job.item.meta.unique:
+            self._end(job, "done", self._result_of(job, outcome) if job.tracked else b"")
+        else:
+            self.counts.done += 1
+            job.hand.done.append(job.claim)
+
+    async def _call(self, job: JobContext, performer: Performer) -> Any:
+        args, kwargs = performer.decode(job.item)
+        if performer.context_parameter:
+            kwargs[performer.context_parameter] = job
+        async with AsyncExitStack() as around:
+            if performer.timeout_s is not None and performer.isolation is None:
+                await around.enter_async_context(asyncio.timeout(performer.timeout_s))
+            if performer.injects:
+                made = await around.enter_async_context(self._resolver.resolve(performer.function))
+                kwargs = {**kwargs, **made}
+            if performer.isolation is not None:
+                return await self._in_child(job, performer, (args, kwargs))
+            if performer.is_async:
+                return await performer.function(*args, **kwargs)
+            return await self._in_thread(performer.function, (args, kwargs))
+
+    async def _in_thread(self, function: Callable[..., Any], call: Call) -> Any:
+        if self._threads is None:
+            self._threads = ThreadPoolExecutor(self._places, thread_name_prefix="penstock job")
+
+        def run() -> Any:
+            try:
+                return function(*call[0], **call[1])
+            except StopIteration as error:
+                # No future can hold it: whoever waits for the thread would wait for ever.
+                raise RuntimeError("the function raised StopIteration") from error
+
+        loop = asyncio.get_running_loop()
+        outcome = await loop.run_in_executor(self._threads, copy_context().run, run)
+        return await outcome if inspect.isawaitable(outcome) else outcome
+
+    async def _in_child(self, job: JobContext, performer: Performer, call: Call) -> Any:
+        isolation = performer.isolation or Isolation()
+        if isolation not in self._children:
+            self._children[isolation] = ChildPool(isolation, size=self._places)
+            await self._children[isolation].open()
+        context = {"id": job.named(), "queue": job.queue, "attempt": job.attempt}
+        return await self._children[isolation].call(
+            performer.function, *call, timeout_s=performer.timeout_s, context=context
+        )
+
+    # ---- from function to end
+
+    def _end(self, job: JobContext, state: str, result: bytes = b"") -> None:
+        self.counts.done += state == "done"
+        took = f"{time.monotonic() - job.began:.3f}" if job.began else "0"
+        job.hand.ended.append(Ended(job, state, took, result))
+
+    def _result_of(self, job: JobContext, outcome: Any) -> bytes:
+        try:
+            return self._encode(outcome)
+        except EncodeError as error:
+            # The work is done: to fail it now would do it again.
+            quiet.error(f"result {job.task}", "%s: its result is lost: %s", job.task, error)
+            return b""
+
+    def _stopped(self, job: JobContext) -> None:
+        """See to a job that was told to stop, and has."""
+        if job.cut == "cancelled":
+            self._end(job, "cancelled")
+
+    def passed_over(self, job: JobContext) -> None:
+        """Let go of a job that has ended already, cancelled perhaps."""
+        job.hand.done.append(job.claim)
+
+    async def _failed(self, job: JobContext, performer: Performer, error: Exception) -> None:
+        """Try again later, or give up."""
+        self.counts.failed += 1
+        now_ms = job.hand.now_ms
+        limit = job.max_attempts or limit_of(job.item, performer.policy)
+        if isinstance(error, DecodeError) and not _fits(job.item, performer):
+            await self._give_up(job, GiveUp(DeathReason.UNDECODABLE), error)
+            return
+        policy = performer.policy
+        if policy.max_attempts != limit:
+            policy = replace(policy, max_attempts=limit)
+        decision = policy.decide(error, job.attempt, now_ms=now_ms)
+        if isinstance(decision, GiveUp):
+            await self._give_up(job, decision, error)
+            return
+        failure = Failure.of(error, job.attempt, now_ms)
+        fields = [*_error_fields(failure, error), "retry_count", job.attempt]
+        item = write_item(job.item, after_failure(job, failure), self._codec)
+        error.__traceback__ = None  # told; kept, it would hold on to all the function's variables
+        await job.hand.retry(job, item, decision.seconds, fields)
+
+    async def _give_up(self, job: JobContext, verdict: GiveUp, error: Exception | None) -> None:
+        now_ms = job.hand.now_ms
+        failures = () if error is None else (Failure.of(error, job.attempt, now_ms),)
+        item = msgspec.structs.replace(job.item, id=job.named())
+        letter = build_letter(
+            item,
+            queue=job.queue,
+            lane=job.lane,
+            reason=verdict.reason,
+            attempts=job.attempt,
+            max_attempts=job.max_attempts or limit_of(item, self.policy_of(item)),
+            failures=failures,
+            now_ms=now_ms,
+            error_code=_error_code(error),
+            suggestions=_suggestions(error),
+        )
+        fields = _error_fields(failures[0], error) if error is not None and failures else []
+        if error is not None:
+            error.__traceback__ = None
+        self.counts.dead += 1
+        await job.hand.bury(job, letter, [*fields, "reason", str(verdict.reason)])
+
+    async def _park(self, job: JobContext) -> None:
+        """Let a job wait for a worker that knows what to do with it."""
+        meta, now_ms = job.item.meta, job.hand.now_ms
+        what = f"task {job.task!r}" if job.task else "a handler of raw jobs"
+        waited_s = (now_ms - meta.parked_ms) / 1000 if meta.parked_ms else 0.0
+        if waited_s >= self._unknown_s:
+            job.attempt = meta.attempts
+            error = LookupError(f"no worker of queue {job.queue!r} has {what}")
+            await self._give_up(job, GiveUp(DeathReason.UNKNOWN), error)
+            return
+        quiet.warning(
+            f"unknown {job.queue} {job.task}",
+            "queue %s: this worker has no %s; its jobs wait for one that has",
+            job.queue,
+            what,
+        )
+        parked = msgspec.structs.replace(meta, id=job.named(), parked_ms=meta.parked_ms or now_ms)
+        wait_s = min(_PARK_LONGEST_S, max(_PARK_FIRST_S, waited_s))
+        item = write_item(job.item, parked, self._codec)
+        await job.hand.retry(job, item, wait_s, (), counted_as="parked")
+
+
+def _fits(item: Item, performer: Performer) -> bool:
+    """Whether the job itself can be read; else it was something that the function decoded."""
+    try:
+        performer.decode(item)
+    except DecodeError:
+        return False
+    return True
+
+
+def _error_fields(failure: Failure, error: Exception | None) -> list[Argument]:
+    fields: list[Argument] = [
+        *("error", _text(failure.message), "error_type", _text(failure.error_class)),
+        *("traceback", _text(failure.stack)),
+    ]
+    if code := _error_code(error):
+        fields += ("error_code", _text(code))
+    if suggestions := _suggestions(error):
+        fields += ("suggestions", msgspec.json.encode(suggestions))
+    return fields
+
+
+def _error_code(error: Exception | None) -> str:
+    code = getattr(error, "error_code", "")
+    return code[:100] if isinstance(code, str) else ""
+
+
+def _suggestions(error: Exception | None) -> list[str]:
+    told = getattr(error, "suggestions", None)
+    if not isinstance(told, (list, tuple)):
+        return []
+    return [_text(str(one)[:500]).decode() for one in told[:20]]  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType]
+
+
+def _text(value: str) -> bytes:
+    """Encode text from a user's exception, which may hold half of a surrogate pair."""
+    return value.encode(errors="backslashreplace")
