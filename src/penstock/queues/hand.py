@@ -210,26 +210,26 @@ class Hand:
         for one in ended:
             by_state.setdefault(one.state, []).append(one)
         calls = [
-            self._end(some[place : place + _MOST_TOLD])
-            for some in by_state.values()
+            self._end(state, some[place : place + _MOST_TOLD])
+            for state, some in by_state.items()
             for place in range(0, len(some), _MOST_TOLD)
         ]
         await asyncio.gather(*calls)
 
-    async def _end(self, ended: Sequence[Ended]) -> None:
+    async def _end(self, state: str, ended: Sequence[Ended]) -> None:
         told: list[Argument] = []
         for one in ended:
             job = one.job
             unique = self.unique_key(job) if job.item.meta.unique else ""
-            told += (job.claim, self._name_of(job), one.state, unique, one.took, one.result)
-        if await self.surely("finish", lambda: self._finish(told)) == DEAD:
+            told += (job.claim, self._name_of(job), unique, one.took, one.result)
+        if await self.surely("finish", lambda: self._finish(state, told)) == DEAD:
             self.lose(len(ended))
         else:
             self._drop(one.job for one in ended)
 
-    async def _finish(self, told: Sequence[Argument]) -> int:
+    async def _finish(self, state: str, told: Sequence[Argument]) -> int:
         return await self._scripts.finish_jobs(
-            keys=self.keys, worker=self.worker, keep_ms=self._keep_ms, jobs=told
+            keys=self.keys, worker=self.worker, keep_ms=self._keep_ms, state=state, jobs=told
         )
 
     async def retry(

@@ -113,13 +113,13 @@ class QueueScripts(ScriptCaller):
         )
 
     async def finish_jobs(
-        self, *, keys: QueueKeyring, worker: str, keep_ms: int, jobs: Sequence[Argument]
+        self, *, keys: QueueKeyring, worker: str, keep_ms: int, state: str, jobs: Sequence[Argument]
     ) -> int:
-        """End jobs of one final state with a record or a unique key: how many were in hand."""
+        """End jobs with a record or a unique key, all alike: how many were in hand."""
         return await self.run(
             "finish_jobs",
             (*self._in_hand(keys, worker), keys.counters),
-            (worker, keys.records, keys.indexes, keys.runnings, keep_ms, *jobs),
+            (worker, keys.records, keys.indexes, keys.runnings, keep_ms, state, *jobs),
         )
 
     async def retry_job(

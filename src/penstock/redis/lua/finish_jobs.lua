@@ -13,23 +13,24 @@
 -- ARGV[3]  str   beginning of the names of the indexes by state
 -- ARGV[4]  str   beginning of the names of the sets of running jobs by lane
 -- ARGV[5]  int   ms for which a final record is kept
--- ARGV[6..]  str  for each job its claim; its id; its final state; its unique key, '' for none; how
---                 long it ran, in seconds; its result, '' for none
+-- ARGV[6]  str   the final state of all of them
+-- ARGV[7..]  str  for each job its claim; its id; its unique key, '' for none; how long it ran, in
+--                 seconds; its result, '' for none
 --
 -- Returns  int  how many of the jobs were in hand until now
 --          -1   the worker was given up as dead; nothing was done
 
 redis.call('HDEL', KEYS[2], '')
 if not redis.call('ZSCORE', KEYS[1], ARGV[1]) then
-  redis.call('HINCRBY', KEYS[6], 'stale', (#ARGV - 5) / 6)
+  redis.call('HINCRBY', KEYS[6], 'stale', (#ARGV - 6) / 5)
   return -1
 end
 -- Include: time
 -- Include: records
 -- Include: lanes
-local at, claims, ends, over = iso(now), {}, {}, {}
-for place = 6, #ARGV, 6 do
-  local claim, id, state, unique, seconds, result = unpack(ARGV, place, place + 5)
+local at, state, claims, over, ends = iso(now), ARGV[6], {}, {}, {}
+for place = 7, #ARGV, 5 do
+  local claim, id, unique, seconds, result = unpack(ARGV, place, place + 4)
   claims[#claims + 1] = claim
   free(ARGV[4], KEYS[4], KEYS[5], KEYS[3], ARGV[1], claim)
   local record = ARGV[2] .. id
@@ -39,20 +40,18 @@ for place = 6, #ARGV, 6 do
     redis.call('HSET', record, unpack(fields))
     redis.call('PEXPIRE', record, ARGV[5])
     over[#over + 1] = id
-    ends[state] = ends[state] or {}
-    ends[state][#ends[state] + 1] = now
-    ends[state][#ends[state] + 1] = id
+    ends[#ends + 1] = now
+    ends[#ends + 1] = id
   else  -- without a record, or it expired before it was begun
     close(record, ARGV[3], id, state, now, ARGV[5], nil, at)
   end
   forget(unique, id)
 end
 local held = redis.call('HDEL', KEYS[2], unpack(claims))
-if over[1] then redis.call('ZREM', ARGV[3] .. 'processing', unpack(over)) end
-for state, members in pairs(ends) do
-  redis.call('ZADD', ARGV[3] .. state, unpack(members))
-  sweep(ARGV[3], state, now, ARGV[5])
+if over[1] then
+  redis.call('ZREM', ARGV[3] .. 'processing', unpack(over))
+  redis.call('ZADD', ARGV[3] .. state, unpack(ends))
 end
--- All ends of one call are alike but for the rare ones: jobs that were cancelled or have expired.
-redis.call('HINCRBY', KEYS[6], ARGV[8], held)
+sweep(ARGV[3], state, now, ARGV[5])
+redis.call('HINCRBY', KEYS[6], state, held)
 return held
