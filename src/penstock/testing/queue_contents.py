@@ -1,0 +1,120 @@
+"""What stands in a queue right now, read with plain commands. For tests: it reads everything."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from penstock.app import Penstock
+from penstock.redis.client import Client
+from penstock.redis.keys import QueueKeyring
+from penstock.redis.keys.queues import PRIORITIES
+
+__all__ = ["Standing", "Stored", "known_queues", "standing_of", "stored_in"]
+
+# One script, so that no job is overlooked on its way from one place to the next.
+_STANDING = """
+local time = redis.call('TIME')
+local now = time[1] * 1000 + math.floor(time[2] / 1000)
+local waiting, running = redis.call('LLEN', KEYS[1]), 0
+for _, lane in ipairs({'high', 'normal', 'low'}) do
+  waiting = waiting + redis.call('LLEN', KEYS[1] .. ':' .. lane)
+end
+local ring, parked = redis.call('LRANGE', KEYS[2], 0, -1), redis.call('ZRANGE', KEYS[3], 0, -1)
+for _, lanes in ipairs({ring, parked}) do
+  for _, lane in ipairs(lanes) do waiting = waiting + redis.call('LLEN', KEYS[1] .. ':' .. lane) end
+end
+for _, members in ipairs({KEYS[5], KEYS[6]}) do
+  for _, worker in ipairs(redis.call('ZRANGE', members, 0, -1)) do
+    running = running + redis.call('HLEN', ARGV[1] .. worker)
+  end
+end
+return {waiting, running, redis.call('ZCOUNT', KEYS[4], '-inf', now + ARGV[2]),
+  redis.call('ZCARD', KEYS[4]), redis.call('HEXISTS', KEYS[8], 'paused'),
+  redis.call('HGETALL', KEYS[7])}
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """How many jobs of a queue are where."""
+
+    queue: str
+    waiting: int
+    running: int
+    due: int
+    """Not waiting yet, but due within the time that was asked about."""
+    later: int
+    """Not due for longer than that."""
+    paused: bool
+    counters: dict[str, int]
+    """What has happened in the queue so far: added, done, retried, dead and so on."""
+
+    @property
+    def idle(self) -> bool:
+        return not (self.waiting or self.running or self.due)
+
+    def __str__(self) -> str:
+        words = f"{self.waiting} waiting, {self.running} running, {self.due} due"
+        return f"queue {self.queue!r}: {words}{', paused' if self.paused else ''}"
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """A job that waits, as it is stored."""
+
+    data: bytes
+    lane: str
+    due_ms: int | None
+    """When it is to be queued, in server ms; None if it is queued already."""
+    place: int | str
+    """Its index in the lane's list, or its id among those not yet due."""
+
+
+async def known_queues(client: Client) -> list[str]:
+    """Names of all queues that anybody has declared."""
+    names = await client.call("SMEMBERS", client.keys.queues().registry)
+    return sorted(name.decode() for name in names)
+
+
+async def standing_of(app: Penstock, queue: str, window_s: float = 0.0) -> Standing:
+    """Count the jobs of a queue, all at one moment."""
+    keys = QueueKeyring.of(app.redis.keys, queue)
+    places = (
+        *(keys.waiting, keys.ring, keys.parked, keys.delayed),
+        *(keys.workers, keys.dead_workers, keys.counters, keys.state),
+    )
+    window_ms = round(window_s * 1000)
+    waiting, running, due, delayed, paused, counters = await app.redis.call(
+        "EVAL", _STANDING, len(places), *places, keys.claims, window_ms
+    )
+    pairs = zip(counters[::2], counters[1::2], strict=True)
+    counted = {name.decode(): int(count) for name, count in pairs}
+    return Standing(queue, waiting, running, due, delayed - due, bool(paused), counted)
+
+
+async def stored_in(client: Client, keys: QueueKeyring) -> list[Stored]:
+    """Read all jobs that wait: lane by lane from the front, then those not yet due."""
+    ring, parked, side = await _asked(
+        client,
+        ("LRANGE", keys.ring, 0, -1),
+        ("ZRANGE", keys.parked, 0, -1),
+        ("HGET", keys.state, "side"),
+    )
+    fair = dict.fromkeys(lane.decode() for lane in (*ring, *parked))
+    found: list[Stored] = []
+    for lane in (*PRIORITIES, "", *fair):
+        (items,) = await _asked(client, ("LRANGE", keys.list_of(lane), 0, -1))
+        stored = [Stored(data, lane, None, place) for place, data in enumerate(items)]
+        found += reversed(stored) if side == b"left" else stored
+    (delayed,) = await _asked(client, ("ZRANGE", keys.delayed, 0, -1, "WITHSCORES"))
+    for job_id, due in zip(delayed[::2], delayed[1::2], strict=True):
+        (body,) = await _asked(client, ("HGET", keys.delayed_bodies, job_id))
+        if body is not None:
+            head, _, data = body.partition(b"\n")
+            found.append(Stored(data, head[1:].decode(), int(float(due)), job_id.decode()))
+    return found
+
+
+async def _asked(client: Client, *commands: tuple[Any, ...]) -> list[Any]:
+    return [await client.call(*command) for command in commands]
