@@ -28,13 +28,15 @@ class Job(Generic[R]):
     the task) or an `idempotency_key` was given: else `JobMissing`.
     """
 
-    __slots__ = ("_queue", "_type", "created", "id")
+    __slots__ = ("_queue", "created", "id", "type")
 
     def __init__(self, queue: Queue, id: str, created: bool = True, type: Any = Any) -> None:  # noqa: A002
         self.id = id
         self.created = created
         """False if sending it found the same job, or the holder of its unique key."""
-        self._queue, self._type = queue, type
+        self.type = type
+        """Of the result."""
+        self._queue = queue
 
     def __repr__(self) -> str:
         return f"Job({self._queue.name!r}, {self.id!r})"
@@ -69,7 +71,7 @@ class Job(Generic[R]):
             raise JobFailed(self.queue, self.id, status, error)
         if result is None:
             raise DecodeError(f"job {self.id!r}: its result could not be stored as JSON")
-        type_ = result_type_of(self._type)
+        type_ = result_type_of(self.type)
         return cast("R", self._queue.codec.decode(result, type_))
 
     async def cancel(self) -> bool:

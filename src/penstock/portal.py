@@ -1,0 +1,150 @@
+"""A loop in a thread, and methods that wait for their asynchronous siblings on it.
+
+What `penstock.sync` is made of.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import functools
+import threading
+from collections.abc import Callable, Coroutine
+from types import MethodType
+from typing import Any, Concatenate, Generic, ParamSpec, Protocol, Self, TypeVar, overload
+
+from penstock import app as asynchronous
+from penstock.errors import NotOpen, OutcomeUnknown
+from penstock.settings import Settings
+
+__all__ = ["Blocking", "Facade", "Portal"]
+
+T = TypeVar("T")
+T_co = TypeVar("T_co", covariant=True)
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+class Portal:
+    """A loop in a thread, with an open application on it. `run` hands it a coroutine and waits."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.app = asynchronous.Penstock(settings=settings)
+        self._opened: concurrent.futures.Future[None] = concurrent.futures.Future()
+        self._gate = threading.Lock()
+        self._closing = False
+        self._failure: BaseException | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._stop = asyncio.Event()
+        self._thread = threading.Thread(target=self._serve, name="penstock", daemon=True)
+
+    def open(self) -> None:
+        """Start the thread; return when the application is open, or raise why it is not."""
+        self._thread.start()
+        try:
+            self._opened.result()
+        except BaseException:
+            self.close()
+            raise
+
+    def run(self, work: Coroutine[Any, Any, R]) -> R:
+        with self._gate:
+            if self._closing or self._loop is None or threading.current_thread() is self._thread:
+                work.close()
+                raise NotOpen(
+                    "Penstock was closed by another thread"
+                    if self._closing
+                    else "a blocking call from inside Penstock's own loop would wait for itself"
+                )
+            future = asyncio.run_coroutine_threadsafe(work, self._loop)
+        try:
+            return future.result()
+        except concurrent.futures.CancelledError:
+            raise OutcomeUnknown("Penstock was closed during the call") from None
+        except BaseException:
+            future.cancel()  # Ctrl-C must not leave the work running behind the caller's back
+            raise
+
+    def close(self) -> None:
+        """Close the application and end the thread. Calls under way end, none with a false yes."""
+        with self._gate:
+            if self._loop is not None and not self._closing:
+                self._loop.call_soon_threadsafe(self._stop.set)
+            self._closing = True
+        # The garbage collector may call this in any thread, the loop's own as well.
+        if threading.current_thread() is not self._thread:
+            self._thread.join()
+            if self._failure is not None:
+                raise self._failure
+
+    def _serve(self) -> None:
+        # Not asyncio.run, which starts a thread to end its executor: from Python 3.12 on that
+        # fails at the interpreter's exit, just when a program that never closes relies on us.
+        loop = asyncio.new_event_loop()
+        try:
+            loop.run_until_complete(self._live())
+        except BaseException as error:  # noqa: BLE001  it is raised where somebody waits for it
+            if self._opened.done():
+                self._failure = error
+            else:
+                self._opened.set_exception(error)
+        finally:
+            loop.close()
+
+    async def _live(self) -> None:
+        with self._gate:
+            self._loop = asyncio.get_running_loop()
+            if self._closing:
+                return
+        opening = asyncio.create_task(self.app.open())
+        stopped = asyncio.create_task(self._stop.wait())
+        try:
+            await asyncio.wait([opening, stopped], return_when=asyncio.FIRST_COMPLETED)
+            if not opening.done():
+                opening.cancel()
+            await opening
+            self._opened.set_result(None)
+            await stopped
+        finally:
+            with self._gate:
+                self._closing = True
+            try:
+                await self.app.close()
+            finally:
+                await _cancel_others()
+
+
+async def _cancel_others() -> None:
+    others = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in others:
+        task.cancel()
+    await asyncio.gather(*others, return_exceptions=True)
+    await asyncio.get_running_loop().shutdown_asyncgens()
+
+
+class Facade(Protocol[T_co]):
+    """What has a sibling on a portal's loop."""
+
+    def reach(self) -> tuple[Portal, T_co]: ...
+
+
+class Blocking(Generic[T, P, R]):
+    """A coroutine method of T, as a method that blocks; same signature, same result."""
+
+    def __init__(self, method: Callable[Concatenate[T, P], Coroutine[Any, Any, R]]) -> None:
+        self._method = method
+        self.__doc__ = method.__doc__
+
+    @overload
+    def __get__(self, facade: None, owner: object = None) -> Self: ...
+    @overload
+    def __get__(self, facade: Facade[T], owner: object = None) -> Callable[P, R]: ...
+    def __get__(self, facade: Facade[T] | None, owner: object = None) -> Self | Callable[P, R]:
+        if facade is None:
+            return self
+
+        def call(*args: P.args, **kwargs: P.kwargs) -> R:
+            portal, target = facade.reach()
+            return portal.run(self._method(target, *args, **kwargs))
+
+        return functools.update_wrapper(call, MethodType(self._method, facade))
