@@ -65,7 +65,9 @@ from penstock.redis.shared import close_redis, get_redis, get_redis_optional, in
 from penstock.settings import Settings
 
 if TYPE_CHECKING:
+    from penstock.delivery.depends import INJECTED, Depends
     from penstock.delivery.retries import DeadLetter, Exponential, Fixed, Retry, RetryPolicy
+    from penstock.queues.context import JobContext, current_job
     from penstock.queues.job import Job
     from penstock.queues.options import block
     from penstock.queues.queue import Queue
@@ -90,6 +92,8 @@ if TYPE_CHECKING:
     from penstock.topics.topic import Topic
 
 _LAZY = {
+    "delivery.depends": ("INJECTED", "Depends"),
+    "queues.context": ("JobContext", "current_job"),
     "queues.job": ("Job",),
     "queues.options": ("block",),
     "queues.queue": ("Queue",),
@@ -162,6 +166,10 @@ __all__ = [
     "Job",
     "JobRecord",
     "Progress",
+    "JobContext",
+    "current_job",
+    "Depends",
+    "INJECTED",
     # is it well?
     "Health",
     "NodeHealth",

@@ -30,6 +30,8 @@ Provider = Callable[..., Any]
 
 
 class _Injected:
+    """Stands for a value that is made for the job."""
+
     def __repr__(self) -> str:
         return "INJECTED"
 
