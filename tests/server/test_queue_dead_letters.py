@@ -368,6 +368,35 @@ async def test_jobs_that_were_moved_aside_come_back_the_same_way(client, keys):
     assert [job.id for job in jobs] == ["job-2", "job-3", "job-0", "job-1"]
 
 
+@pytest.mark.parametrize(
+    "odd",
+    [
+        b'{"a":NaN}',
+        b'{"a":0x1F,"b":-Infinity}',
+        b'\xff\xfe \\ " / \x00\x7f',
+        b'{"a":"\xff"}',
+        b"[1, 2]",
+        b'"text"',
+        b"Z:KLUv/broken",
+        b"",
+    ],
+)
+@pytest.mark.parametrize("lane", ["", "low", "g"])
+async def test_whatever_was_moved_aside_comes_back_byte_by_byte(client, keys, odd, lane):
+    for items in ([odd], [b"next"]):
+        await client.scripts.push_jobs(
+            keys=keys, lane=lane, queue="mail", side="right", policy="dlq", max_size=1,
+            max_bytes=0, max_overflow=100, items=items,
+        )  # fmt: skip
+    aside = QueueDeadLetters(client, CODEC, "mail", overflow=True)
+    [shown] = (await aside.list()).letters
+    assert (shown.reason, shown.lane, shown.fault) == ("overflow", lane, "")
+    assert (await aside.requeue()).requeued == 1
+    first, second = await waiting(client, keys.list_of(lane))
+    assert first.body == b"next"
+    assert second.body == odd
+
+
 async def test_an_edited_letter_runs_with_another_job(client, keys, letters):
     await bury(client, keys, letter(0), letter(1), letter(2))
     job = {"id": "job-1", "task": "mail.send", "args": [42], "kwargs": {}}

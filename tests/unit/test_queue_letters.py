@@ -119,6 +119,7 @@ def test_any_message_can_be_stored(message):
         b"[1, 2]",
         b"17",
         b'"a string"',
+        b"",
         b"{no json",
         b'{"a": "\xff\xfe"}',
         b"\x80\x81\x00",

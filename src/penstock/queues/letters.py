@@ -13,6 +13,7 @@ aside when a queue was full have the same shape, and stand on `dlq:overflow:<que
 
 from __future__ import annotations
 
+import json
 from base64 import b64decode, b64encode
 from collections.abc import Sequence
 from datetime import UTC, datetime
@@ -41,6 +42,9 @@ HISTORY: Final = 20
 """Failed attempts that a letter tells of, the last ones."""
 OVERFLOW: Final = "overflow"
 """Why a job is a letter that was moved aside when its queue was full."""
+_OVERFLOW_HEAD: Final = b'{"original_job":'
+_OVERFLOW_ERROR: Final = b',"error":"the queue was full","attempt_count":0,'
+"""As `lua/parts/overflow.lua` writes them."""
 _LONGEST_STACK: Final = 4_096
 _LATEST_MS: Final = 253_402_300_799_999  # the end of the year 9999
 _NONE = Raw(b"")
@@ -173,6 +177,8 @@ def read_letter(data: bytes) -> QueueLetter:
     try:
         stored = _decode(data)
     except _UNREADABLE:
+        stored = _salvaged(data)
+    if stored is None:
         return QueueLetter(
             data=data, id=_name(data), job=data, fault="it is no JSON object", reason="unreadable"
         )
@@ -253,6 +259,19 @@ def _history(known: Sequence[Trouble], failures: Sequence[Failure]) -> tuple[Tro
     return (*known, *new)[-HISTORY:]
 
 
+def _salvaged(data: bytes) -> _Stored | None:
+    """Read the letter of a job moved aside that only the server takes for JSON (`NaN`, `0x1F`)."""
+    head, error, tail = data.rpartition(_OVERFLOW_ERROR)
+    if not error or not head.startswith(_OVERFLOW_HEAD):
+        return None
+    try:
+        stored = _decode(b"{" + error[1:] + tail)
+    except _UNREADABLE:
+        return None
+    stored.original_job = Raw(head[len(_OVERFLOW_HEAD) :])
+    return stored
+
+
 def _job_of(stored: _Stored) -> tuple[bytes, str]:
     """Return the job in a letter, and why there is none."""
     if isinstance(stored.raw, str) and stored.raw:
@@ -266,6 +285,12 @@ def _job_of(stored: _Stored) -> tuple[bytes, str]:
     try:
         return msgspec.json.decode(job, type=str).encode(), ""
     except _UNREADABLE:
+        pass
+    try:
+        # The script that moves jobs aside keeps bytes that are no UTF-8 as they are.
+        text = cast("str", json.loads(job.decode("latin-1"), strict=False))
+        return text.encode("latin-1"), ""
+    except ValueError:
         return job, "its job is no text"
 
 

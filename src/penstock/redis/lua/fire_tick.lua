@@ -65,7 +65,7 @@ end
 local list, side = list_of(KEYS[3], lane), redis.call('HGET', KEYS[2], 'side') or 'right'
 if #jobs > 0 then
   local room = make_room(list, KEYS[5], KEYS[4], KEYS[2], ARGV[7], side, ARGV[8],
-    tonumber(ARGV[9]), tonumber(ARGV[10]), tonumber(ARGV[11]), #jobs, bytes, iso(now), now,
+    tonumber(ARGV[9]), tonumber(ARGV[10]), tonumber(ARGV[11]), #jobs, bytes, iso(now), now, lane,
     function(item) note_loss(ARGV[12], index, item, now, ARGV[14]) end)
   if not room then return 0 end
   redis.call('HINCRBY', KEYS[4], 'added', #jobs)

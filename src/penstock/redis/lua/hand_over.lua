@@ -23,20 +23,19 @@ if not redis.call('ZSCORE', KEYS[1], ARGV[1]) then return -1 end
 -- Include: time
 -- Include: records
 -- Include: audit
-local gone = 0
+local gone, at = 0, iso(now)
 for place = 7, #ARGV, 3 do
   local claim, id, unique = unpack(ARGV, place, place + 2)
   if redis.call('HDEL', KEYS[2], claim) == 1 then
     gone = gone + 1
     if id ~= '' then
-      local record = ARGV[4] .. id
-      if close(record, ARGV[5], id, 'cancelled', now, ARGV[6]) then
-        redis.call('HSET', record, 'error', 'moved to queue ' .. ARGV[3], 'error_type', 'Moved')
-      end
+      close(ARGV[4] .. id, ARGV[5], id, 'cancelled', now, ARGV[6],
+        {'error', 'moved to queue ' .. ARGV[3], 'error_type', 'Moved'}, at)
       forget(unique, id)
     end
   end
 end
+sweep(ARGV[5], 'cancelled', now, ARGV[6])
 if gone > 0 then
   redis.call('HINCRBY', KEYS[3], 'moved', gone)
   note_act(KEYS[4], ARGV[2], 'move', gone, 'to ' .. ARGV[3])

@@ -18,18 +18,17 @@ redis.call('ZREM', KEYS[1], '')
 for place = 4, #ARGV, 2 do redis.call('HEXISTS', ARGV[1] .. ARGV[place], 'status') end
 redis.call('HLEN', KEYS[2])
 redis.call('HLEN', KEYS[3])
-local removed = 0
+local removed, at = 0, iso(now)
 for place = 4, #ARGV, 2 do
   local id, unique = ARGV[place], ARGV[place + 1]
   if redis.call('ZREM', KEYS[1], id) == 1 then
     redis.call('HDEL', KEYS[2], id)
-    local record = ARGV[1] .. id
-    if close(record, ARGV[2], id, 'cancelled', now, ARGV[3]) then
-      redis.call('HSET', record, 'error', 'purged', 'error_type', 'Purged')
-    end
+    close(ARGV[1] .. id, ARGV[2], id, 'cancelled', now, ARGV[3],
+      {'error', 'purged', 'error_type', 'Purged'}, at)
     forget(unique, id)
     removed = removed + 1
   end
 end
+sweep(ARGV[2], 'cancelled', now, ARGV[3])
 if removed > 0 then redis.call('HINCRBY', KEYS[3], 'purged', removed) end
 return removed

@@ -32,16 +32,14 @@ redis.call('HLEN', KEYS[4])
 
 local facts = redis.call('HMGET', KEYS[3], 'side', 'bytes')
 local from = facts[1] == 'left' and -1 or 1
-local removed, freed = 0, 0
+local removed, freed, at = 0, 0, iso(now)
 for place = 6, #ARGV, 3 do
   local item, id, unique = unpack(ARGV, place, place + 2)
   if pull(list, item, ARGV[5], from) == 1 then
     removed, freed = removed + 1, freed + #item
     if id ~= '' then
-      local record = ARGV[2] .. id
-      if close(record, ARGV[3], id, 'cancelled', now, ARGV[4]) then
-        redis.call('HSET', record, 'error', 'purged', 'error_type', 'Purged')
-      end
+      close(ARGV[2] .. id, ARGV[3], id, 'cancelled', now, ARGV[4],
+        {'error', 'purged', 'error_type', 'Purged'}, at)
       forget(unique, id)
     end
   end
@@ -54,5 +52,6 @@ if not PRIORITIES[ARGV[1]] and redis.call('EXISTS', list) == 0 then
   if redis.call('LINDEX', KEYS[2], 0) == ARGV[1] then redis.call('HSET', KEYS[3], 'credit', 0) end
   redis.call('LREM', KEYS[2], 0, ARGV[1])
 end
+sweep(ARGV[3], 'cancelled', now, ARGV[4])
 if removed > 0 then redis.call('HINCRBY', KEYS[4], 'purged', removed) end
 return removed

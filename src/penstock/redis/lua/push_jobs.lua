@@ -37,7 +37,7 @@ end
 local room, moved, dropped = true, 0, 0
 if most_bytes > 0 or (most > 0 and redis.call('LLEN', list) + count > most) then
   room, moved, dropped = make_room(list, KEYS[4], KEYS[3], KEYS[2], ARGV[2], ARGV[3], ARGV[4],
-    most, most_bytes, tonumber(ARGV[7]), count, bytes, iso(now), now,
+    most, most_bytes, tonumber(ARGV[7]), count, bytes, iso(now), now, lane,
     function(item) note_loss(ARGV[8], ARGV[9], item, now, ARGV[11], ARGV[10]) end)
 end
 if not room then

@@ -63,7 +63,7 @@ if ARGV[10] ~= '' then
 else
   local room
   room, moved, dropped = make_room(list, KEYS[4], KEYS[3], KEYS[2], ARGV[2], ARGV[3], ARGV[4],
-    most, tonumber(ARGV[6]), tonumber(ARGV[7]), 1, #ARGV[9], iso(now), now,
+    most, tonumber(ARGV[6]), tonumber(ARGV[7]), 1, #ARGV[9], iso(now), now, lane,
     function(item) note_loss(ARGV[12], index, item, now, ARGV[14], ARGV[15]) end)
   if not room then return refused(redis.call('LLEN', list)) end
 end

@@ -5,11 +5,11 @@ local function json_of(item)
   return cjson.encode(item)
 end
 
-local function letter_of(item, queue, at, ms)
+local function letter_of(item, queue, lane, at, ms)
   return string.format(
     '{"original_job":%s,"error":"the queue was full","attempt_count":0,"first_failed_at":"%s",'
-      .. '"last_failed_at":"%s","queue_name":%s,"reason":"overflow","overflow_policy":"dlq",'
-      .. '"buried_ms":%.0f}', json_of(item), at, at, cjson.encode(queue), ms)
+      .. '"last_failed_at":"%s","queue_name":%s,"lane":%s,"reason":"overflow",'
+      .. '"overflow_policy":"dlq","buried_ms":%.0f}', json_of(item), at, at, cjson.encode(queue), cjson.encode(lane), ms)
 end
 
 -- Of a list far above its limit no more than this goes at once, beside room for the new jobs:
@@ -28,7 +28,7 @@ end
 -- What a full list costs its oldest jobs. Returns whether there is room now, how many jobs were
 -- moved aside and how many dropped. Nothing is written unless there will be room.
 local function make_room(list, overflow, counters, state, queue, side, policy, most, most_bytes,
-                         most_overflow, count, bytes, at, ms, lost)
+                         most_overflow, count, bytes, at, ms, lane, lost)
   local length = redis.call('LLEN', list)
   local stored = redis.call('HGET', state, 'bytes')
   local excess = most > 0 and length + count - most or 0
@@ -54,7 +54,7 @@ local function make_room(list, overflow, counters, state, queue, side, policy, m
   end
   if policy == 'dlq' then
     for _, item in ipairs(leaving) do
-      redis.call('RPUSH', overflow, letter_of(item, queue, at, ms))
+      redis.call('RPUSH', overflow, letter_of(item, queue, lane, at, ms))
     end
   end
   redis.call('LTRIM', list, side == 'left' and 0 or #leaving, side == 'left' and -#leaving - 1 or -1)
