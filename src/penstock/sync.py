@@ -13,7 +13,6 @@ child gets a loop and connections of its own at its first call; the parent's are
 
 from __future__ import annotations
 
-import functools
 import os
 import threading
 import weakref
@@ -202,11 +201,11 @@ class Penstock:
         **options: Unpack[TaskWords],
     ) -> Any:
         """Make a function's calls jobs of a queue, as `penstock.Penstock.task` does."""
-        if function is not None:
-            task: Task[..., Any] = Task(self, function, queue, {})
-            return task
-        make: Callable[..., Task[..., Any]] = Task
-        return functools.partial(make, self, queue=queue, options=options)
+
+        def make(function: Callable[..., Any]) -> Task[..., Any]:
+            return Task(self, function, queue, options)
+
+        return make if function is None else make(function)
 
     def send(
         self,
