@@ -295,12 +295,12 @@ class Penstock:
         support: list[Service] = [heartbeat]
         if queues is None:
             work += self._consumers(support)
-        if self._registry is not None:
+        if queues is not None or self._registry is not None:
             from penstock.queues.staff import QueueStaff  # noqa: PLC0415
 
             staff = QueueStaff(
                 self.redis,
-                self._registry,
+                self.registry,
                 heartbeat.worker_id,
                 queues=queues,
                 concurrency=concurrency,
