@@ -1,11 +1,11 @@
 """Penstock's side of the suite `queues`: programs that use nothing but the public API.
 
-python queue_ours.py work <task>
-                     send-many <task> <count>
+python queue_ours.py work <kind>
+                     send-many <kind> <count>
                      send-alone <count>
                      send-paced | take-paced <a second> <count>
 
-A task is `plain`, or `tracked`: with a record of its states.
+The task is `plain`, or `tracked`: with a record of its states.
 """
 
 from __future__ import annotations
@@ -21,44 +21,34 @@ from loops import ORDER, Arrivals, Order, pace, sending
 from penstock import Penstock, Settings
 from penstock.settings import QueueSettings
 
+QUEUE = "orders"
 AT_A_TIME = 5_000
 
 # A million jobs are to wait here; by itself a queue takes fewer.
 app = Penstock(settings=Settings(url=sending.URL, queues=QueueSettings(max_size=0)))
 
 
-@app.task(queue="orders", name="plain")
-async def plain(order: Order) -> None:
-    pass
-
-
-@app.task(queue="orders", name="tracked", status=True)
-async def tracked(order: Order) -> None:
-    pass
-
-
-TASKS = {task.name: task for task in (plain, tracked)}
-
-
-async def work(_: str) -> None:
+async def work(kind: str) -> None:
     """Run a worker until it is killed."""
+    _task(kind)
     await app.worker().run()
 
 
-async def send_many(name: str, _: str) -> None:
-    total, task = sending.count(), TASKS[name]
+async def send_many(kind: str, _: str) -> None:
+    total, task = sending.count(), _task(kind)
     started = time.perf_counter()
-    for _ in range(0, total, AT_A_TIME):
-        await task.send_many([(ORDER,)] * AT_A_TIME)
+    for sent in range(0, total, AT_A_TIME):
+        await task.send_many([(ORDER,)] * min(AT_A_TIME, total - sent))
     sending.tell(total, started)
 
 
 async def send_alone(_: str) -> None:
     """One after the other, each awaited."""
-    await plain.send(ORDER)  # the first one opens what it needs
+    task = _task("plain")
+    await task.send(ORDER)  # the first one opens what it needs
     started = time.perf_counter()
     for _ in range(sending.count()):
-        await plain.send(ORDER)
+        await task.send(ORDER)
     sending.tell(sending.count(), started)
 
 
@@ -71,8 +61,16 @@ async def take_paced(a_second: str, _: str) -> None:
     await app.worker().run()
 
 
+def _task(kind: str) -> Any:
+    @app.task(queue=QUEUE, name="handle", status=kind == "tracked")
+    async def handle(_: Order) -> None:
+        pass
+
+    return handle
+
+
 def _paced(note: Callable[[Order], None]) -> Any:
-    @app.task(queue="orders", name="paced")
+    @app.task(queue=QUEUE, name="paced")
     async def paced(order: Order) -> None:
         note(order)
 
