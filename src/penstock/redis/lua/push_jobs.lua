@@ -23,34 +23,43 @@
 -- Returns  list  1 if they were added, 0 if the list is full; its length now; jobs moved aside;
 --                jobs dropped
 
--- Include: time
--- Include: records
--- Include: lanes
--- Include: losses
--- Include: overflow
-local list, lane, count, bytes = list_of(KEYS[1], ARGV[1]), ARGV[1], #ARGV - 11, 0
+local list, lane, count, bytes = KEYS[1], ARGV[1], #ARGV - 11, 0
+if lane ~= '' then list = list .. ':' .. lane end
 local most, most_bytes = tonumber(ARGV[5]), tonumber(ARGV[6])
+local push = ARGV[3] == 'left' and 'LPUSH' or 'RPUSH'
 local counts_bytes = redis.call('HEXISTS', KEYS[2], 'bytes') == 1 or most_bytes > 0
+local is_full = most > 0 and redis.call('LLEN', list) + count > most
+
+-- The list always comes last: what is wrong with another key is found before a job is there.
+-- Most pushes end here, without what the others need.
+if lane == '' and not counts_bytes and not is_full then
+  redis.call('HINCRBY', KEYS[3], 'added', count)
+  return {1, redis.call(push, list, unpack(ARGV, 12)), 0, 0}
+end
+
 if counts_bytes then
   for place = 12, #ARGV do bytes = bytes + #ARGV[place] end
 end
-local room, moved, dropped = true, 0, 0
-if most_bytes > 0 or (most > 0 and redis.call('LLEN', list) + count > most) then
+local moved, dropped = 0, 0
+if most_bytes > 0 or is_full then
+-- Include: time
+-- Include: records
+-- Include: losses
+-- Include: overflow
+  local room
   room, moved, dropped = make_room(list, KEYS[4], KEYS[3], KEYS[2], ARGV[2], ARGV[3], ARGV[4],
     most, most_bytes, tonumber(ARGV[7]), count, bytes, iso(now), now, lane,
     function(item) note_loss(ARGV[8], ARGV[9], item, now, ARGV[11], ARGV[10]) end)
+  if not room then
+    if ARGV[4] ~= 'block' then redis.call('HINCRBY', KEYS[3], 'rejected', count) end
+    return {0, redis.call('LLEN', list), 0, 0}
+  end
 end
-if not room then
-  if ARGV[4] ~= 'block' then redis.call('HINCRBY', KEYS[3], 'rejected', count) end
-  return {0, redis.call('LLEN', list), 0, 0}
-end
--- The list comes last: what is wrong with another key is found before a job is there.
-local was_empty = not PRIORITIES[lane] and redis.call('EXISTS', list) == 0
 redis.call('HINCRBY', KEYS[3], 'added', count)
 if counts_bytes then redis.call('HINCRBY', KEYS[2], 'bytes', bytes) end
 if lane ~= '' then
+-- Include: lanes
   redis.call('HSETNX', KEYS[2], 'lanes', 1)
-  enlist(KEYS[5], KEYS[6], lane, was_empty)
+  enlist(KEYS[5], KEYS[6], lane, redis.call('EXISTS', list) == 0)
 end
-local length = redis.call(ARGV[3] == 'left' and 'LPUSH' or 'RPUSH', list, unpack(ARGV, 12))
-return {1, length, moved, dropped}
+return {1, redis.call(push, list, unpack(ARGV, 12)), moved, dropped}

@@ -34,8 +34,6 @@
 -- Include: time
 -- Include: records
 -- Include: lanes
--- Include: losses
--- Include: overflow
 local lane, id, index, has_record = ARGV[1], ARGV[8], ARGV[13], #ARGV >= 16
 local list, most = list_of(KEYS[1], lane), tonumber(ARGV[5])
 if ARGV[11] ~= '0' then
@@ -60,7 +58,9 @@ if ARGV[10] ~= '' then
   -- One of the same id would be overwritten.
   if redis.call('HEXISTS', KEYS[8], id) == 1 then return {2, waiting, 0, 0, id, 0} end
   if most > 0 and waiting >= most then return refused(waiting) end
-else
+elseif ARGV[6] ~= '0' or (most > 0 and redis.call('LLEN', list) >= most) then
+-- Include: losses
+-- Include: overflow
   local room
   room, moved, dropped = make_room(list, KEYS[4], KEYS[3], KEYS[2], ARGV[2], ARGV[3], ARGV[4],
     most, tonumber(ARGV[6]), tonumber(ARGV[7]), 1, #ARGV[9], iso(now), now, lane,
