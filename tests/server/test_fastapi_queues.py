@@ -101,3 +101,65 @@ def test_without_fastapi_the_import_says_what_to_install():
     code = "import sys; sys.modules['fastapi'] = None\nimport penstock.interfaces.fastapi"
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert "pip install 'penstock[fastapi]'" in run.stderr
+
+
+class Greeter:
+    def __init__(self, word):
+        self.word = word
+
+
+async def get_greeter():
+    return Greeter("hello")
+
+
+GreeterNeeded = Annotated[Greeter, Depends(get_greeter)]
+
+
+def with_tasks(work, **options):
+    api = FastAPI(lifespan=lifespan(work, **options))
+
+    @work.task(queue="mail", status=True)
+    async def welcome(name: str, greeter: GreeterNeeded) -> str:
+        return f"{greeter.word} {name}"
+
+    @api.post("/welcome/{name}")
+    async def greet(name: str, greeter: GreeterNeeded) -> str:
+        assert greeter.word == "hello"
+        job = await welcome.send(name)
+        return await job.result(timeout=5)
+
+    return api
+
+
+async def test_a_worker_within_runs_what_the_endpoints_send(work):
+    async with served(with_tasks(work, worker=True)) as browser:
+        assert (await browser.post("/welcome/Ada")).json() == "hello Ada"
+
+
+async def test_what_tasks_depend_on_can_be_replaced_in_a_test(work):
+    async with served(with_tasks(work, worker=True)) as browser:
+        with work.dependencies.override(get_greeter, lambda: Greeter("hi")):
+            assert (await browser.post("/welcome/Ada")).json() == "hi Ada"
+        assert (await browser.post("/welcome/Ada")).json() == "hello Ada"
+
+
+async def test_what_the_own_lifespan_opens_is_there_until_the_last_task_has_ended(work):
+    told, begun = [], asyncio.Event()
+
+    @asynccontextmanager
+    async def own(api):
+        told.append("opened")
+        yield
+        told.append("closed")
+
+    @work.task
+    async def last() -> None:
+        begun.set()
+        await asyncio.sleep(0.05)
+        told.append("task ended")
+
+    api = FastAPI(lifespan=lifespan(work, worker=True, around=own))
+    async with api.router.lifespan_context(api):
+        await last.send()
+        await begun.wait()
+    assert told == ["opened", "task ended", "closed"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -17,9 +18,12 @@ GUIDE = Path(__file__).parents[2] / "docs" / "how-to" / "test-your-code.md"
 
 
 def run_pytest(folder: Path) -> subprocess.CompletedProcess[str]:
+    # A run of its own, with a server of its own.
+    environ = {name: value for name, value in os.environ.items() if name != "PENSTOCK_HOME"}
     return subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"],
         cwd=folder,
+        env=environ,
         capture_output=True,
         text=True,
         check=False,

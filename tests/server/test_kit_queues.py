@@ -219,6 +219,28 @@ class TestClock:
         await run_until_idle(app)
         assert done == [1]
 
+    async def test_a_schedule_is_due_now_and_not_missed_and_a_paused_one_stays(self, app):
+        keys = app.queue("reports").keyring
+        now_ms = await app.queue("reports").server_ms()
+        for name, tick in (("hourly", now_ms + 3_600_000), ("daily", now_ms + 86_400_000)):
+            await app.redis.call("ZADD", keys.schedule, tick, name)
+        await app.redis.call("ZADD", keys.schedule, "inf", "paused")
+        await clock.advance(app, 7200)
+        reply = await app.redis.call("ZRANGE", keys.schedule, 0, -1, "WITHSCORES")
+        ticks = dict(zip(reply[::2], map(float, reply[1::2]), strict=True))
+        assert 0 <= ticks[b"hourly"] - now_ms < 5_000
+        assert ticks[b"daily"] == now_ms + 86_400_000 - 7_200_000
+        assert ticks[b"paused"] == float("inf")
+
+    async def test_a_parked_lane_is_let_go_and_a_paused_one_is_not(self, app):
+        keys = app.queue("mail").keyring
+        now_ms = await app.queue("mail").server_ms()
+        await app.redis.call("ZADD", keys.parked, now_ms + 60_000, "a", "9000000000000001", "b")
+        await clock.advance(app, 60)
+        reply = await app.redis.call("ZRANGE", keys.parked, 0, -1, "WITHSCORES")
+        assert int(float(reply[1])) <= await app.queue("mail").server_ms()
+        assert int(float(reply[3])) == 9_000_000_000_000_001
+
     async def test_it_cannot_go_back(self, app):
         with pytest.raises(ValueError, match="cannot be moved"):
             await clock.advance(app, -1)
@@ -330,3 +352,21 @@ class TestLoseAck:
             await note.send(2)
             await run_until_idle(app)
             assert rule.hits == 1
+
+
+class TestEverywhere:
+    async def test_the_kit_works_on_a_cluster(self, cluster, namespace):
+        done = []
+        async with made(cluster.url, namespace) as app:
+
+            @app.task(queue="mail")
+            async def note(number: int) -> None:
+                done.append(number)
+
+            await note.with_options(delay=60).send(1)
+            await note.with_options(unique="x", unique_for=60).send(2)
+            await assert_enqueued(app, note, count=2)
+            await clock.advance(app, 60)
+            assert (await note.with_options(unique="x", unique_for=60).send(3)).created
+            assert await run_until_idle(app) == Ran(done=3)
+        assert sorted(done) == [1, 2, 3]

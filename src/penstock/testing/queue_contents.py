@@ -71,10 +71,10 @@ class Stored:
     """Its index in the lane's list, or its id among those not yet due."""
 
 
-async def known_queues(client: Client) -> list[str]:
-    """Names of all queues that anybody has declared."""
-    names = await client.call("SMEMBERS", client.keys.queues().registry)
-    return sorted(name.decode() for name in names)
+async def known_queues(app: Penstock) -> list[str]:
+    """Names of all queues: of this program, and those that others have declared."""
+    names = await app.redis.call("SMEMBERS", app.redis.keys.queues().registry)
+    return sorted({*app.registry.queues, *(name.decode() for name in names)})
 
 
 async def standing_of(app: Penstock, queue: str, window_s: float = 0.0) -> Standing:

@@ -45,7 +45,7 @@ class ServerClock:
         if not (seconds >= 0 and math.isfinite(seconds)):
             raise ValueError(f"a clock cannot be moved by {seconds} s")
         shift_ms = round(seconds * 1000)
-        for queue in await known_queues(app.redis):
+        for queue in await known_queues(app):
             await self._advance(app, QueueKeyring.of(app.redis.keys, queue), shift_ms)
 
     async def _advance(self, app: Penstock, keys: QueueKeyring, shift_ms: int) -> None:
