@@ -484,3 +484,20 @@ async def test_the_seam_for_limits_is_a_protocol():
 
     gate: Gate = Closed()
     assert (await gate.admit("jobs", 5)).granted == 0
+
+
+async def test_every_server_adds_refuses_drops_moves_and_cancels_alike(any_server, namespace):
+    async with Penstock(settings=Settings(url=any_server.url, namespace=namespace)) as app:
+        for policy, kept in (("dlq", b"c"), ("drop_oldest", b"c"), ("reject", b"a")):
+            queue = app.queue(f"jobs-{policy}", max_size=1, overflow=policy)
+            for job in ("a", "b", "c"):
+                await queue.add_safe(job)
+                await queue.add_safe(job, group="g", unique=job)
+            assert await waiting(queue) == [kept]
+            await app.redis.call("HSET", queue.keyring.counters, "added", "many")
+            with pytest.raises((CommandRefused, QueueFull)):
+                await queue.push("d")
+            assert await waiting(queue) == [kept]
+        job = await app.send("t", [1], queue="tracked", idempotency_key="k", delay=60)
+        assert await job.cancel()
+        assert await job.wait(timeout=20) == "cancelled"

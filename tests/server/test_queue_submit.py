@@ -516,6 +516,26 @@ async def test_a_dropped_job_is_told_in_its_record_and_lets_its_unique_key_go(ap
     assert await app.redis.call("EXISTS", queue.keyring.unique("ü/1")) == 0
 
 
+@pytest.mark.parametrize("by", ["push", "push many", "submit"])
+async def test_a_dropped_job_that_is_compressed_is_told_in_its_record_too(app, by):
+    queue = app.queue("jobs", max_size=1, overflow="drop_oldest")
+
+    @app.task(queue="jobs", name="jobs.tracked", status=True)
+    def tracked(text: str = "") -> None: ...
+
+    @app.task(queue="jobs", name="jobs.plain")
+    def plain() -> None: ...
+
+    job = await tracked.with_options(unique="ü/1").send("a" * 5000)
+    if by == "push many":
+        await plain.send_many([()])
+    else:
+        await (plain if by == "push" else tracked).send()
+    told = await job.status()
+    assert (told.status, told.error_type) == ("failed", "Overflow")
+    assert await app.redis.call("EXISTS", queue.keyring.unique("ü/1")) == 0
+
+
 async def test_a_raw_job_that_was_moved_aside_is_told_in_its_record(app):
     queue = app.queue("jobs", max_size=1, overflow="dlq", status=True)
     named = await queue.push({"job_id": ODD_ID})

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final
 
 from penstock.errors import (
     InvalidJob,
@@ -17,8 +18,10 @@ from penstock.errors import (
     SendBatchFailed,
     ServerError,
 )
+from penstock.queues.items import read_item
 from penstock.queues.line import Line, Room
 from penstock.queues.options import Block, Overflow, SendOptions
+from penstock.quiet import RateLimitedLog
 from penstock.redis.keys import decode_id
 from penstock.redis.retry import backoff_s
 from penstock.redis.wire import Argument
@@ -28,7 +31,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Added", "Adder", "Target"]
 
-T = TypeVar("T")
+quiet = RateLimitedLog(logging.getLogger(__name__))
 
 CHUNK: Final = 500
 """Jobs that one script adds."""
@@ -86,35 +89,33 @@ class Adder:
 
     # ---- plain jobs
 
-    async def add_one(self, item: bytes, target: Target) -> list[int]:
+    async def add_one(self, item: bytes, target: Target) -> list[Any]:
         """Add one job; QueueFull if there is no room."""
         room = self._room(target, await self._queue.declared())
         answer = await self._line.push_one(room, item)
-        if answer[0] == 1:
-            return answer
-        if isinstance(target.overflow, Block):
+        if answer[0] == 0 and isinstance(target.overflow, Block):
             answer = await self._insist(
-                target.overflow,
-                lambda policy: self._line.push_one(_with(room, policy), item),
-                _full,
+                target.overflow, lambda policy: self._line.push_one(_with(room, policy), item)
             )
-            if answer[0] == 1:
-                return answer
-        raise self._full(answer[1], target)
+        if answer[0] == 0:
+            raise self._full(answer[1], target)
+        if answer[4]:
+            await self._note_losses(answer[4])
+        return answer
 
     async def add_many(
         self, items: Sequence[bytes], ids: Sequence[str], target: Target
-    ) -> list[int]:
+    ) -> list[Any]:
         """Add jobs in chunks, each all or none: 1, length, moved, dropped.
 
         QueueFull if none was stored for want of room; SendBatchFailed if not all were.
         """
         if not items:
-            return [1, 0, 0, 0]
+            return [1, 0, 0, 0, []]
         side = await self._queue.declared()
         room = self._room(target, side)
         chunks = list(_chunks(items))
-        answers: list[list[int] | PenstockError] = [
+        answers: list[list[Any] | PenstockError] = [
             await self._chunk(items[chunks[0]], room, target)
         ]
         if isinstance(answers[0], ServerError):
@@ -127,7 +128,7 @@ class Adder:
         else:
             gate = asyncio.Semaphore(_IN_FLIGHT)
 
-            async def send(chunk: slice) -> list[int] | PenstockError:
+            async def send(chunk: slice) -> list[Any] | PenstockError:
                 async with gate:
                     return await self._chunk(items[chunk], room, target)
 
@@ -136,18 +137,20 @@ class Adder:
 
     async def _chunk(
         self, items: Sequence[bytes], room: Room, target: Target
-    ) -> list[int] | PenstockError:
+    ) -> list[Any] | PenstockError:
         try:
             answer = await self._line.push(room, items)
-            if answer[0] != 1 and isinstance(target.overflow, Block):
+            if answer[0] == 0 and isinstance(target.overflow, Block):
                 answer = await self._insist(
-                    target.overflow,
-                    lambda policy: self._line.push(_with(room, policy), items),
-                    _full,
+                    target.overflow, lambda policy: self._line.push(_with(room, policy), items)
                 )
         except ServerError as error:
             return error
-        return answer if answer[0] == 1 else self._full(answer[1], target)
+        if answer[0] == 0:
+            return self._full(answer[1], target)
+        if answer[4]:
+            await self._note_losses(answer[4])
+        return answer
 
     # ---- jobs with a record, a unique key or a time
 
@@ -193,9 +196,11 @@ class Adder:
 
         answer = await attempt(_policy(target.overflow))
         if answer[0] == 0 and isinstance(target.overflow, Block):
-            answer = await self._insist(target.overflow, attempt, _full)
+            answer = await self._insist(target.overflow, attempt)
         if answer[0] == 0:
             raise self._full(answer[1], target)
+        if answer[6:] and answer[6]:
+            await self._note_losses(answer[6])
         holder = decode_id(answer[4].decode())
         return Added(answer[0] != _TAKEN, answer[1], answer[2], answer[3], holder)
 
@@ -239,11 +244,32 @@ class Adder:
                 answer[0] = 1
             return answer
 
+    async def _note_losses(self, packed: Sequence[bytes]) -> None:
+        """See to jobs that were dropped or moved aside, where the script could not read them."""
+        told: list[Argument] = []
+        for item in (read_item(data, self._queue.codec) for data in packed):
+            if item.id and (item.meta.tracked or item.meta.unique):
+                unique = item.meta.unique
+                told += (
+                    self._keys.record_name(item.id),
+                    self._keys.unique(unique) if unique else "",
+                )
+        if not told:
+            return
+        try:
+            await self._client.scripts.note_losses(keys=self._keys, jobs=told)
+        except ServerError as error:
+            # The new jobs are stored, which is what the caller asks.
+            quiet.warning(
+                f"losses {self._keys.queue}",
+                "queue %s: dropped jobs whose records still say they wait: %s",
+                self._keys.queue,
+                error,
+            )
+
     # ---- room
 
-    async def _insist(
-        self, how: Block, attempt: Callable[[str], Any], full: Callable[[list[Any]], bool]
-    ) -> list[Any]:
+    async def _insist(self, how: Block, attempt: Callable[[str], Any]) -> list[Any]:
         """Try until there is room or the time is over."""
         deadline, pause_s = time.monotonic() + how.timeout_s, _FIRST_LOOK_S
         while True:
@@ -253,7 +279,7 @@ class Adder:
             await asyncio.sleep(min(pause_s, left_s))
             pause_s = min(pause_s * 2, _LONGEST_LOOK_S)
             answer = await attempt("block")
-            if not full(answer):
+            if answer[0] != 0:
                 return answer
 
     def _room(self, target: Target, side: str) -> Room:
@@ -274,10 +300,6 @@ def _with(room: Room, policy: str) -> Room:
     return (*room[:2], policy, *room[3:])
 
 
-def _full(answer: list[Any]) -> bool:
-    return answer[0] == 0
-
-
 def _chunks(items: Sequence[bytes]) -> list[slice]:
     """Cut where a chunk has enough jobs or enough bytes."""
     cuts, first, size = list[slice](), 0, 0
@@ -291,10 +313,10 @@ def _chunks(items: Sequence[bytes]) -> list[slice]:
 
 
 def _summary(
-    answers: Sequence[list[int] | PenstockError],
+    answers: Sequence[list[Any] | PenstockError],
     chunks: Sequence[slice],
     ids: Sequence[str],
-) -> list[int]:
+) -> list[Any]:
     stored = [answer for answer in answers if isinstance(answer, list)]
     if len(stored) == len(answers):
         return [
@@ -302,6 +324,7 @@ def _summary(
             max(answer[1] for answer in stored),
             sum(answer[2] for answer in stored),
             sum(answer[3] for answer in stored),
+            [],
         ]
     failures = [answer for answer in answers if isinstance(answer, PenstockError)]
     if not stored and (len(chunks) == 1 or all(isinstance(one, QueueFull) for one in failures)):

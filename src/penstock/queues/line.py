@@ -44,7 +44,7 @@ class Line:
         self._heads: dict[Room, bytes] = {}
         self._version: tuple[int, ...] = ()
 
-    async def push_one(self, room: Room, item: bytes) -> list[int]:
+    async def push_one(self, room: Room, item: bytes) -> list[Reply]:
         """Run `push_jobs` for one job."""
         wire = self._wire
         if wire is None or not wire.alive or wire.behind:
@@ -62,7 +62,7 @@ class Line:
             return await self._again(reply, room, (item,))
         return reply
 
-    async def push(self, room: Room, items: Sequence[bytes]) -> list[int]:
+    async def push(self, room: Room, items: Sequence[bytes]) -> list[Reply]:
         """Run `push_jobs`."""
         try:
             wire = self._wire
@@ -76,7 +76,7 @@ class Line:
             return await self._again(reply, room, items)
         return reply
 
-    async def _again(self, refusal: ServerError, room: Room, items: Sequence[bytes]) -> list[int]:
+    async def _again(self, refusal: ServerError, room: Room, items: Sequence[bytes]) -> list[Reply]:
         """Ask once more if the server has done nothing, and another way may do."""
         if isinstance(refusal, _ELSEWHERE):
             self._wire = None

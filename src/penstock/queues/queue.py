@@ -128,7 +128,7 @@ class Queue:
                 waits=said.wait() is not None,
             )
         answer = await self.adder.add_one(job.item, target)
-        return self._result(target, answer[1:], job_id=job.id)
+        return self._result(target, answer[1:4], job_id=job.id)
 
     async def push_many(
         self,
@@ -161,7 +161,7 @@ class Queue:
             ]
             return self._result(target, answer, waits=said.wait() is not None)
         items, ids = [job.item for job in jobs], [job.id for job in jobs]
-        return self._result(target, (await self.adder.add_many(items, ids, target))[1:])
+        return self._result(target, (await self.adder.add_many(items, ids, target))[1:4])
 
     async def add_safe(self, data: Any, **options: Any) -> QueueAddResult:
         """As `push`, but a full queue is told by the result: `success` is False."""

@@ -36,8 +36,8 @@ class QueueScripts(ScriptCaller):
         max_bytes: int,
         max_overflow: int,
         items: Sequence[Argument],
-    ) -> list[int]:
-        """Add jobs, all or none: whether, length, moved aside, dropped."""
+    ) -> list[Reply]:
+        """Add jobs, all or none: whether, length, moved aside, dropped, compressed ones of them."""
         return await self.run(
             "push_jobs",
             (keys.waiting, keys.state, keys.counters, keys.overflow, keys.ring, keys.parked),
@@ -67,7 +67,7 @@ class QueueScripts(ScriptCaller):
         keep_ms: int,
         fields: Sequence[Argument],
     ) -> list[Reply]:
-        """Add one job: 1, 0 or 2, length, moved aside, dropped, id, ms until due."""
+        """Add one job: 1, 0 or 2, length, moved, dropped, id, ms until due, compressed ones."""
         return await self.run(
             "submit_job",
             (
@@ -78,6 +78,14 @@ class QueueScripts(ScriptCaller):
                 *(lane, queue, side, policy, max_size, max_bytes, max_overflow, job_id, item),
                 *(wait, unique_ms, keys.records, keys.indexes, keep_ms, keys.uniques, *fields),
             ),
+        )
+
+    async def note_losses(self, *, keys: QueueKeyring, jobs: Sequence[Argument]) -> int:
+        """Tell of jobs that a full queue has dropped: how many had an open record."""
+        return await self.run(
+            "note_losses",
+            (keys.jobs("failed"),),
+            (keys.records, keys.indexes, self._keep_ms, *jobs),
         )
 
     async def claim_jobs(

@@ -21,7 +21,7 @@
 -- ARGV[12..]  str  the jobs
 --
 -- Returns  list  1 if they were added, 0 if the list is full; its length now; jobs moved aside;
---                jobs dropped
+--                jobs dropped; those moved or dropped that are compressed, see `note_losses`
 
 local list, lane, count, bytes = KEYS[1], ARGV[1], #ARGV - 11, 0
 if lane ~= '' then list = list .. ':' .. lane end
@@ -34,13 +34,13 @@ local is_full = most > 0 and redis.call('LLEN', list) + count > most
 -- Most pushes end here, without what the others need.
 if lane == '' and not counts_bytes and not is_full then
   redis.call('HINCRBY', KEYS[3], 'added', count)
-  return {1, redis.call(push, list, unpack(ARGV, 12)), 0, 0}
+  return {1, redis.call(push, list, unpack(ARGV, 12)), 0, 0, {}}
 end
 
 if counts_bytes then
   for place = 12, #ARGV do bytes = bytes + #ARGV[place] end
 end
-local moved, dropped = 0, 0
+local moved, dropped, packed = 0, 0, {}
 if most_bytes > 0 or is_full then
 -- Include: time
 -- Include: records
@@ -49,10 +49,13 @@ if most_bytes > 0 or is_full then
   local room
   room, moved, dropped = make_room(list, KEYS[4], KEYS[3], KEYS[2], ARGV[2], ARGV[3], ARGV[4],
     most, most_bytes, tonumber(ARGV[7]), count, bytes, iso(now), now, lane,
-    function(item) note_loss(ARGV[8], ARGV[9], item, now, ARGV[11], ARGV[10]) end)
+    function(item)
+      if is_packed(packed, item) then return end
+      note_loss(ARGV[8], ARGV[9], item, now, ARGV[11], ARGV[10])
+    end)
   if not room then
     if ARGV[4] ~= 'block' then redis.call('HINCRBY', KEYS[3], 'rejected', count) end
-    return {0, redis.call('LLEN', list), 0, 0}
+    return {0, redis.call('LLEN', list), 0, 0, {}}
   end
 end
 redis.call('HINCRBY', KEYS[3], 'added', count)
@@ -62,4 +65,5 @@ if lane ~= '' then
   redis.call('HSETNX', KEYS[2], 'lanes', 1)
   enlist(KEYS[5], KEYS[6], lane, redis.call('EXISTS', list) == 0)
 end
-return {1, redis.call(push, list, unpack(ARGV, 12)), moved, dropped}
+packed.bytes = nil
+return {1, redis.call(push, list, unpack(ARGV, 12)), moved, dropped, packed}

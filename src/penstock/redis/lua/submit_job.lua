@@ -29,7 +29,8 @@
 -- ARGV[16..] str   names and values of the record; none for a job without one
 --
 -- Returns  list  1 added, 0 the list is full, 2 the unique key or the id is taken; length of the
---                list; jobs moved aside; jobs dropped; id of the job that is there now; ms until due
+--                list; jobs moved aside; jobs dropped; id of the job that is there now; ms until due;
+--                those moved or dropped that are compressed, see `note_losses`
 
 -- Include: time
 -- Include: records
@@ -49,7 +50,7 @@ local function refused(length)
   return {0, length, 0, 0, '', 0}
 end
 
-local wait, moved, dropped = -1, 0, 0
+local wait, moved, dropped, packed = -1, 0, 0, {}
 if ARGV[10] ~= '' then
   wait = tonumber(ARGV[10])
   if wait < 0 then wait = -wait - now end
@@ -64,7 +65,10 @@ elseif ARGV[6] ~= '0' or (most > 0 and redis.call('LLEN', list) >= most) then
   local room
   room, moved, dropped = make_room(list, KEYS[4], KEYS[3], KEYS[2], ARGV[2], ARGV[3], ARGV[4],
     most, tonumber(ARGV[6]), tonumber(ARGV[7]), 1, #ARGV[9], iso(now), now, lane,
-    function(item) note_loss(ARGV[12], index, item, now, ARGV[14], ARGV[15]) end)
+    function(item)
+      if is_packed(packed, item) then return end
+      note_loss(ARGV[12], index, item, now, ARGV[14], ARGV[15])
+    end)
   if not room then return refused(redis.call('LLEN', list)) end
 end
 -- The list comes last: what is wrong with another key is found before the job is there.
@@ -84,4 +88,5 @@ if wait >= 0 then
 end
 if ARGV[6] ~= '0' then redis.call('HINCRBY', KEYS[2], 'bytes', 0) end
 put(KEYS[1], KEYS[5], KEYS[6], KEYS[2], ARGV[3], lane, ARGV[9], false)
-return {1, redis.call('LLEN', list), moved, dropped, id, 0}
+packed.bytes = nil
+return {1, redis.call('LLEN', list), moved, dropped, id, 0, packed}

@@ -1,5 +1,7 @@
 -- What becomes of the record and the unique key of a job that a full queue has dropped or moved
--- aside. One that is compressed cannot be read here.
+-- aside. One that is compressed cannot be read here: the caller gets those, up to a size.
+
+local MOST_PACKED_BYTES = 1048576
 
 local function as_in_keys(text)
   return (string.gsub(text, '[^A-Za-z0-9_.+@=-]', function(character)
@@ -25,4 +27,12 @@ local function note_loss(records, index, item, ms, ttl, uniques)
     redis.call('HSET', record, 'error', 'dropped from a full queue', 'error_type', 'Overflow')
   end
   if uniques and text_in(meta.unique) then forget(uniques .. as_in_keys(meta.unique), name) end
+end
+
+-- Puts a job that cannot be read here aside, for `note_losses`. Returns whether it is one.
+local function is_packed(packed, item)
+  if string.sub(item, 1, 2) ~= 'Z:' then return false end
+  packed.bytes = (packed.bytes or 0) + #item
+  if packed.bytes <= MOST_PACKED_BYTES then packed[#packed + 1] = item end
+  return true
 end
