@@ -31,6 +31,8 @@ COMMANDS = {
     "doctor": "health",
     "topic": "topic",
     "group": "group",
+    "queue": "queue",
+    "job": "job",
     "dlq": "dlq",
 }
 """Each command and the module it is in, read only when the command is used."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Callable, Mapping
+from datetime import datetime, timedelta
 from typing import Literal, cast
 
 import click
@@ -21,6 +22,7 @@ __all__ = [
     "duration",
     "header_option",
     "headers_of",
+    "instant",
     "names",
     "partitioner_of",
     "partitioner_option",
@@ -54,6 +56,19 @@ def size(given: str) -> int:
     if not 1 <= amount <= _MOST_BYTES:
         raise _unfit(given, "bytes, or as in 64k, 10m, 2g")
     return int(amount)
+
+
+def instant(given: str) -> datetime | timedelta:
+    """A time such as `2026-07-01T08:00:00Z`, or how long ago, as in `2h`."""
+    if _DURATION.fullmatch(given.strip()):
+        return timedelta(seconds=duration(given))
+    try:
+        moment = datetime.fromisoformat(given.strip())
+    except ValueError:
+        moment = None
+    if moment is None or moment.tzinfo is None:
+        raise _unfit(given, "a time such as 2026-07-01T08:00:00Z, or as in 2h")
+    return moment
 
 
 def names(given: str) -> list[str]:

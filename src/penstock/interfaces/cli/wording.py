@@ -17,10 +17,10 @@ _UNITS = ((86_400, "d"), (3_600, "h"), (60, "min"))
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
-def table(titles: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
+def table(titles: Sequence[str], rows: Sequence[Sequence[object]]) -> bool:
     """Print rows under their titles: numbers to the right, texts to the left.
 
-    The last column is the one that may be long; it is not padded.
+    The last column is the one that may be long; it is not padded. False if nobody reads it.
     """
     cells = [[f"{cell:,}" if isinstance(cell, int) else str(cell) for cell in row] for row in rows]
     widths = [max(map(len, column)) for column in zip(titles, *cells, strict=True)]
@@ -33,8 +33,7 @@ def table(titles: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
         ]
         return "  ".join(padded).rstrip()
 
-    say(line(titles), bold=True)
-    say_lines(map(line, cells))
+    return say(line(titles), bold=True) and say_lines(map(line, cells))
 
 
 def plural(count: int, noun: str) -> str:

@@ -10,7 +10,6 @@ import traceback
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
-from typing import Any
 
 import click
 
@@ -21,7 +20,9 @@ from penstock.interfaces.cli.main import given, pass_settings, run
 from penstock.interfaces.cli.output import json_option, say, say_json
 from penstock.interfaces.cli.reload import Reloading, places_of
 from penstock.interfaces.cli.values import names
+from penstock.interfaces.cli.wording import size
 from penstock.runtime import Worker, configure, run_process
+from penstock.runtime.heartbeat import WorkerAbout
 from penstock.settings import Settings
 
 __all__ = ["worker", "workers"]
@@ -68,12 +69,9 @@ def worker(
         sys.exit(_reload(settings, application, options, stop_on_eof))
     app = _find(application) if application else Penstock(settings=settings)
 
-    chosen: dict[str, Any] = {"queues": queues, "concurrency": concurrency}
-    chosen = {name: value for name, value in chosen.items() if value is not None}
-
     async def work() -> int:
         async with app:
-            runner = app.worker(**chosen)
+            runner = app.worker(queues=queues, concurrency=concurrency)
             if stop_on_eof:
                 _stop_on_eof(runner)
             return await runner.run()
@@ -118,8 +116,24 @@ def workers(settings: Settings, as_json: bool) -> None:
         ready = view.about is not None and view.about.ready
         state = "dead" if not view.alive else "ready" if ready else "not ready"
         say(f"{state:9}  {view.id}  last beat {view.silent_ms / 1000:.1f} s ago", bold=True)
-        for reason in view.about.reasons if view.about else ():
-            say(f"           {reason}")
+        for line in _told(view.about) if view.about else ():
+            say(f"           {line}")
+
+
+def _told(about: WorkerAbout) -> list[str]:
+    """Why a worker is not ready, and what it does for its queues."""
+    load, lines = about.load, list(about.reasons)
+    if load.queues:
+        lines.append(
+            f"{', '.join(load.queues)}: {load.running:,} running, {load.done:,} done, "
+            f"{load.failed:,} failed, {load.per_s:,.1f} per second"
+        )
+    if load.jobs:
+        others = load.running - len(load.jobs)
+        lines.append(f"at {', '.join(load.jobs)}" + (f" and {others:,} more" if others > 0 else ""))
+    if load.rss_kb:
+        lines.append(f"{size(load.rss_kb * 1024)} of memory")
+    return lines
 
 
 def _stop_on_eof(runner: Worker) -> None:

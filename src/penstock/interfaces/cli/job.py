@@ -1,0 +1,253 @@
+"""`penstock job`: send jobs, find them, see how they are, cancel or repeat them."""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+from typing import Any, cast
+
+import click
+import msgspec
+
+from penstock.app import Penstock
+from penstock.delivery.payloads import show_bytes
+from penstock.errors import InvalidJob
+from penstock.inspector.queues import known_facts
+from penstock.interfaces.cli.administer import server_ms, with_app
+from penstock.interfaces.cli.main import pass_settings
+from penstock.interfaces.cli.output import ExitCode, fail, json_option, say, say_json
+from penstock.interfaces.cli.queue_push import job_options
+from penstock.interfaces.cli.values import header_option, headers_of, instant
+from penstock.interfaces.cli.wording import age, moment, payload_line, table
+from penstock.queues.admin import Cancelled
+from penstock.queues.choice import MOST_AT_ONCE
+from penstock.queues.records import JobRecord, Progress
+from penstock.queues.search import STATES, JobState
+from penstock.queues.views import JobPage
+from penstock.settings import Settings
+
+__all__ = ["job"]
+
+_ERROR = 40
+"""Characters of an error in a list."""
+
+
+@click.group()
+def job() -> None:
+    """Send jobs, find them, see how they are, cancel or repeat them."""
+
+
+@job.command()
+@click.argument("task")
+@click.argument("args", required=False, metavar="[ARGS]")
+@click.option("--queue", default="default", help="Where to (default: default).")
+@click.option("--kwargs", help="Arguments by name, as a JSON object.")
+@job_options
+@click.option("--job-id", help="The job's id.")
+@click.option("--idempotency-key", help="Do not add it twice, and keep a record of it.")
+@click.option("--max-attempts", type=click.IntRange(1, 1_000), help="Attempts before it fails.")
+@header_option
+@json_option
+@pass_settings
+def send(
+    settings: Settings,
+    task: str,
+    args: str | None,
+    queue: str,
+    kwargs: str | None,
+    headers: tuple[str, ...],
+    as_json: bool,
+    **options: Any,
+) -> None:
+    """Queue a task by its name, without its code.
+
+    ARGS is JSON: an array of arguments, or an object of arguments by name. Whether the task can
+    take them shows only when a worker runs it.
+    """
+    positional, named = _arguments(args, kwargs)
+    chosen = {name: value for name, value in options.items() if value is not None}
+    if headers:
+        chosen["headers"] = headers_of(headers)
+    sent = with_app(settings, lambda app: app.send(task, positional, named, queue=queue, **chosen))
+    if as_json:
+        say_json({"id": sent.id, "queue": sent.queue, "created": sent.created})
+    else:
+        say(sent.id if sent.created else f"{sent.id} was there")
+
+
+def _arguments(args: str | None, kwargs: str | None) -> tuple[list[Any], dict[str, Any]]:
+    positional: Any = _read(args, "ARGS") if args is not None else []
+    named: Any = _read(kwargs, "--kwargs") if kwargs is not None else {}
+    if isinstance(positional, dict) and kwargs is None:
+        positional, named = [], cast("Any", positional)
+    if not isinstance(positional, list):
+        raise InvalidJob("ARGS: expected a JSON array, or an object without --kwargs")
+    if not isinstance(named, dict):
+        raise InvalidJob("--kwargs: expected a JSON object")
+    return cast("list[Any]", positional), cast("dict[str, Any]", named)
+
+
+def _read(text: str, what: str) -> Any:
+    try:
+        return msgspec.json.decode(text.encode(errors="surrogateescape"))
+    except (msgspec.MsgspecError, RecursionError, ValueError) as error:
+        raise InvalidJob(f"{what}: not JSON: {error}") from None
+
+
+# --- looking
+
+
+@job.command()
+@click.argument("queue")
+@click.argument("id_", metavar="ID")
+@json_option
+@pass_settings
+def show(settings: Settings, queue: str, id_: str, as_json: bool) -> None:
+    """Show a job's record; exits 1 if it has none."""
+
+    async def look(app: Penstock) -> tuple[JobRecord, Any]:
+        record = await app.queues.job(queue, id_)
+        result = None if record.result is None else app.codec.decode(record.result, Any)
+        return record, result
+
+    record, result = with_app(settings, look)
+    if as_json:
+        say_json({**msgspec.structs.asdict(record), "result": result})
+        return
+    say(f"job {record.job_id} of queue {record.queue}: {record.status}", bold=True)
+    attempts = f"{record.attempt:,}" + (
+        f" of {record.max_attempts:,}" if record.max_attempts else ""
+    )
+    took = "" if record.duration_s is None else age(record.duration_s * 1000)
+    facts = {
+        "task": record.task,
+        "group": record.group,
+        "attempt": attempts if record.attempt else "",
+        "submitted": moment(record.submitted_ms),
+        "started": moment(record.started_ms) if record.started_ms is not None else "",
+        "ended": moment(record.ended_ms) if record.ended_ms is not None else "",
+        "took": took,
+        "worker": record.worker,
+        "progress": _progress(record.progress),
+        "cancelled": "it was asked to stop" if record.cancel_asked else "",
+        "reason": record.reason,
+        "error": ": ".join(filter(None, (record.error_type, record.error))),
+        "error code": record.error_code,
+        "result": "" if record.result is None else _as_line(result),
+        "fields": "  ".join(f"{name}={value}" for name, value in record.fields.items()),
+    }
+    for name, value in facts.items():
+        if value:
+            say(f"  {name:10}  {value}")
+    for suggestion in record.suggestions:
+        say(f"  {'try':10}  {suggestion}")
+    for line in record.traceback.splitlines():
+        say(f"    {line}")
+
+
+def _as_line(result: Any) -> str:
+    return payload_line(show_bytes(msgspec.json.encode(result)))
+
+
+def _progress(progress: Progress) -> str:
+    of = "" if progress.total is None else f" of {progress.total:,}"
+    done = "" if progress.done is None else f"{progress.done:,}{of}"
+    return "  ".join(filter(None, (done, progress.note)))
+
+
+@job.command()
+@click.argument("queue")
+@click.option("--state", type=click.Choice(STATES), help="Only jobs in this state.")
+@click.option("--name", help="Only jobs of tasks with this in their names.")
+@click.option("--error", help="Only jobs whose error has these words.")
+@click.option("--since", type=instant, metavar="WHEN", help="In their state since: a time, or 2h.")
+@click.option("--until", type=instant, metavar="WHEN", help="In their state before: as --since.")
+@click.option("--count", type=click.IntRange(1, MOST_AT_ONCE), default=100, help="At most so many.")
+@click.option("--cursor", help="Go on where an earlier page ended.")
+@json_option
+@pass_settings
+def search(
+    settings: Settings,
+    queue: str,
+    state: JobState | None,
+    name: str | None,
+    error: str | None,
+    since: datetime | timedelta | None,
+    until: datetime | timedelta | None,
+    count: int,
+    cursor: str | None,
+    as_json: bool,
+) -> None:
+    """Find jobs that have a record: state by state, the newest first."""
+    first, last = _moment(settings, since), _moment(settings, until)
+
+    async def find(app: Penstock) -> JobPage:
+        await known_facts(app, queue)
+        return await app.queues.jobs(
+            queue,
+            state=state,
+            name=name,
+            error=error,
+            since=first,
+            until=last,
+            cursor=cursor,
+            count=count,
+        )
+
+    page = with_app(settings, find)
+    if as_json:
+        say_json(page)
+        return
+    if page.jobs:
+        rows = [
+            (one.status, one.attempt, one.task or "-", one.job_id, _shortened(one.error))
+            for one in page.jobs
+        ]
+        table(("STATE", "ATTEMPT", "TASK", "ID", "ERROR"), rows)
+    elif not page.cursor:
+        say("no such jobs")
+    if page.cursor:
+        say(f"more: --cursor {page.cursor}")
+
+
+def _moment(settings: Settings, when: datetime | timedelta | None) -> datetime | float | None:
+    """A time; what is meant as so long ago counts from the server's clock."""
+    if isinstance(when, timedelta):
+        return server_ms(settings, when.total_seconds()) / 1000
+    return when
+
+
+def _shortened(words: str) -> str:
+    return words if len(words) <= _ERROR else f"{words[:_ERROR]}…"
+
+
+# --- acting
+
+
+@job.command()
+@click.argument("queue")
+@click.argument("id_", metavar="ID")
+@json_option
+@pass_settings
+def cancel(settings: Settings, queue: str, id_: str, as_json: bool) -> None:
+    """Cancel a job that has not begun, or ask it to stop; exits 1 if it had ended."""
+    done = with_app(settings, lambda app: app.queues.cancel(queue, id_))
+    if as_json:
+        say_json({"queue": queue, "id": id_, "outcome": done})
+    elif done is not Cancelled.ENDED:
+        say(f"job {id_} {'was asked to stop' if done is Cancelled.ASKED else 'is cancelled'}")
+    if done is Cancelled.ENDED:
+        fail(f"job {id_} of queue {queue} had ended", ExitCode.FOUND)
+
+
+@job.command()
+@click.argument("queue")
+@click.argument("id_", metavar="ID")
+@json_option
+@pass_settings
+def retry(settings: Settings, queue: str, id_: str, as_json: bool) -> None:
+    """Queue a failed job again, whose dead letter is there."""
+    with_app(settings, lambda app: app.queues.retry(queue, id_))
+    if as_json:
+        say_json({"queue": queue, "id": id_, "queued": True})
+    else:
+        say(f"job {id_} is queued again")

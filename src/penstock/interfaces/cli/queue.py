@@ -1,0 +1,218 @@
+"""`penstock queue`: look at queues, fill, pause, drain, empty and delete them."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
+
+import click
+
+from penstock.app import Penstock
+from penstock.delivery.payloads import SHOWN_BYTES
+from penstock.errors import QueueError
+from penstock.inspector.queues import known_facts
+from penstock.interfaces.cli.administer import with_app
+from penstock.interfaces.cli.main import pass_settings
+from penstock.interfaces.cli.output import ExitCode, fail, json_option, say, say_json
+from penstock.interfaces.cli.queue_push import push
+from penstock.interfaces.cli.queue_status import list_queues, status
+from penstock.interfaces.cli.values import confirm, duration, yes_option
+from penstock.interfaces.cli.wording import age, payload_line, plural, table
+from penstock.queues.admin import QueueAdmin
+from penstock.queues.views import QueueFacts
+from penstock.settings import Settings
+
+__all__ = ["queue"]
+
+T = TypeVar("T")
+
+_MOST = 1_000
+_WHOLE = 2**40
+_SHOWN = 60
+"""Characters of a job in a list."""
+
+lane_option = click.option("--lane", help="A priority, or the name of a fair group.")
+
+
+@click.group()
+def queue() -> None:
+    """Look at queues, fill, pause, drain, empty and delete them."""
+
+
+for command in (list_queues, status, push):
+    queue.add_command(command)
+
+
+def _on_queue(settings: Settings, name: str, act: Callable[[QueueAdmin], Awaitable[T]]) -> T:
+    """Run `act` if there is such a queue: a slip of the pen is not to look like success."""
+
+    async def checked(app: Penstock) -> T:
+        await known_facts(app, name)
+        return await act(app.queues)
+
+    return with_app(settings, checked)
+
+
+@queue.command()
+@click.argument("queue")
+@lane_option
+@click.option("--start", type=click.IntRange(0), default=0, help="Pass over so many (default: 0).")
+@click.option("--count", type=click.IntRange(1, _MOST), default=20, help="At most (default: 20).")
+@json_option
+@pass_settings
+def peek(
+    settings: Settings, queue: str, lane: str | None, start: int, count: int, as_json: bool
+) -> None:
+    """Show waiting jobs, the next one first, and leave them where they are."""
+    most_bytes = _WHOLE if as_json else SHOWN_BYTES
+    jobs = _on_queue(
+        settings,
+        queue,
+        lambda admin: admin.peek(queue, lane or "", start, count, most_bytes=most_bytes),
+    )
+    if as_json:
+        say_json(jobs)
+    elif not jobs:
+        say("no job waits here")
+    else:
+        rows = [
+            (
+                job.place,
+                job.id or "-",
+                job.task or "-",
+                job.attempts,
+                payload_line(job.payload, _SHOWN),
+            )
+            for job in jobs
+        ]
+        table(("PLACE", "ID", "TASK", "ATTEMPTS", "JOB"), rows)
+
+
+@queue.command()
+@click.argument("queue")
+@lane_option
+@json_option
+@pass_settings
+def pause(settings: Settings, queue: str, lane: str | None, as_json: bool) -> None:
+    """Let workers begin no job of a queue or of one lane; what runs goes on."""
+    changed = _on_queue(settings, queue, lambda admin: admin.pause(queue, lane))
+    if as_json:
+        say_json({"queue": queue, "lane": lane, "paused": True, "changed": changed})
+    else:
+        say(f"{_place(queue, lane)} {'is' if changed else 'was'} paused")
+
+
+@queue.command()
+@click.argument("queue")
+@lane_option
+@json_option
+@pass_settings
+def resume(settings: Settings, queue: str, lane: str | None, as_json: bool) -> None:
+    """Let workers go on with a queue or a lane that was paused."""
+    changed = _on_queue(settings, queue, lambda admin: admin.resume(queue, lane))
+    if as_json:
+        say_json({"queue": queue, "lane": lane, "paused": False, "changed": changed})
+    else:
+        say(f"{_place(queue, lane)} {'goes on' if changed else 'was not paused'}")
+
+
+def _place(queue: str, lane: str | None) -> str:
+    if lane is None:
+        return f"queue {queue}"
+    return f"lane {lane} of queue {queue}" if lane else f"the plain list of queue {queue}"
+
+
+@queue.command()
+@click.argument("queue")
+@lane_option
+@click.option("--delayed", is_flag=True, help="Jobs that wait for their time as well.")
+@yes_option
+@json_option
+@pass_settings
+def purge(
+    settings: Settings, queue: str, lane: str | None, delayed: bool, yes: bool, as_json: bool
+) -> None:
+    """Throw waiting jobs away for good; jobs that run are left alone."""
+
+    def question() -> str:
+        facts = with_app(settings, lambda app: known_facts(app, queue))
+        return f"Throw {_waiting(facts, lane, delayed)} of queue {queue} away for good?"
+
+    confirm(yes, question)
+    done = _on_queue(settings, queue, lambda admin: admin.purge(queue, lane, delayed=delayed))
+    if as_json:
+        say_json({"queue": queue, "lane": lane, "purged": done})
+    else:
+        say(f"{plural(done, 'job')} of {_place(queue, lane)} thrown away")
+
+
+def _waiting(facts: QueueFacts, lane: str | None, delayed: bool) -> str:
+    lanes = (one.waiting for one in facts.lanes if one.name == lane)
+    waiting = facts.waiting if lane is None else sum(lanes)
+    where = "" if lane is None else f" in {'its plain list' if not lane else f'lane {lane}'}"
+    later = " and those not yet due" if delayed else ""
+    return f"{plural(waiting, 'waiting job')}{where}{later}"
+
+
+@queue.command()
+@click.argument("queue")
+@click.option("--timeout", type=duration, metavar="TIME", help="Wait at most so long.")
+@json_option
+@pass_settings
+def drain(settings: Settings, queue: str, timeout: float | None, as_json: bool) -> None:
+    """Wait until nothing of a queue waits or runs; exits 5 if that takes too long.
+
+    It stops nobody from adding jobs.
+    """
+    drained = _on_queue(settings, queue, lambda admin: admin.drain(queue, timeout))
+    if as_json:
+        say_json({"queue": queue, "drained": drained})
+    if not drained:
+        took = age((timeout or 0) * 1000)
+        fail(f"queue {queue} is not empty after {took}", ExitCode.TIMEOUT)
+    if not as_json:
+        say(f"queue {queue} is empty, and nothing of it runs")
+
+
+@queue.command()
+@click.argument("queue")
+@click.argument("to")
+@lane_option
+@click.option("--count", type=click.IntRange(1), help="At most so many, the next ones first.")
+@json_option
+@pass_settings
+def move(
+    settings: Settings, queue: str, to: str, lane: str | None, count: int | None, as_json: bool
+) -> None:
+    """Move waiting jobs of a lane to the back of another queue, in their order."""
+    done = _on_queue(
+        settings, queue, lambda admin: admin.move(queue, to, count=count, lane=lane or "")
+    )
+    if as_json:
+        say_json({"queue": queue, "to": to, "moved": done})
+    else:
+        say(f"{plural(done, 'job')} moved from queue {queue} to {to}")
+
+
+@queue.command()
+@click.argument("queue")
+@yes_option
+@json_option
+@pass_settings
+def delete(settings: Settings, queue: str, yes: bool, as_json: bool) -> None:
+    """Delete a queue with all its jobs, letters and records; exits 1 while it has workers."""
+
+    def question() -> str:
+        facts = with_app(settings, lambda app: known_facts(app, queue))
+        return (
+            f"Delete queue {queue} with {_waiting(facts, None, False)}, "
+            f"{facts.delayed:,} not yet due and {plural(facts.dead_letters, 'dead letter')}?"
+        )
+
+    confirm(yes, question)
+    if not with_app(settings, lambda app: app.queues.delete(queue)):
+        raise QueueError(f"there is no queue {queue!r}")
+    if as_json:
+        say_json({"queue": queue, "deleted": True})
+    else:
+        say(f"queue {queue} deleted")
