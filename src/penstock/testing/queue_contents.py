@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from penstock.app import Penstock
+from penstock.queues.schedule import Schedule
 from penstock.redis.client import Client
 from penstock.redis.keys import QueueKeyring
 from penstock.redis.keys.queues import PRIORITIES
 
-__all__ = ["Standing", "Stored", "known_queues", "standing_of", "stored_in"]
+__all__ = ["NO_TIME", "Standing", "Stored", "known_queues", "standing_of", "stored_in"]
+
+NO_TIME = 8e15
+"""Scores beyond this are no times: of lanes that are paused or at their limit, and of schedules."""
 
 # One script, so that no job is overlooked on its way from one place to the next.
 _STANDING = """
@@ -31,7 +36,7 @@ for _, members in ipairs({KEYS[5], KEYS[6]}) do
 end
 return {waiting, running, redis.call('ZCOUNT', KEYS[4], '-inf', now + ARGV[2]),
   redis.call('ZCARD', KEYS[4]), redis.call('HEXISTS', KEYS[8], 'paused'),
-  redis.call('HGETALL', KEYS[7])}
+  redis.call('HGETALL', KEYS[7]), redis.call('ZRANGE', KEYS[9], 0, -1, 'WITHSCORES'), now}
 """
 
 
@@ -43,7 +48,7 @@ class Standing:
     waiting: int
     running: int
     due: int
-    """Not waiting yet, but due within the time that was asked about."""
+    """Not waiting yet, but due within the time that was asked about; ticks of schedules, too."""
     later: int
     """Not due for longer than that."""
     paused: bool
@@ -82,15 +87,28 @@ async def standing_of(app: Penstock, queue: str, window_s: float = 0.0) -> Stand
     keys = QueueKeyring.of(app.redis.keys, queue)
     places = (
         *(keys.waiting, keys.ring, keys.parked, keys.delayed),
-        *(keys.workers, keys.dead_workers, keys.counters, keys.state),
+        *(keys.workers, keys.dead_workers, keys.counters, keys.state, keys.schedule),
     )
     window_ms = round(window_s * 1000)
-    waiting, running, due, delayed, paused, counters = await app.redis.call(
+    waiting, running, due, delayed, paused, counters, ticks, now_ms = await app.redis.call(
         "EVAL", _STANDING, len(places), *places, keys.claims, window_ms
     )
     pairs = zip(counters[::2], counters[1::2], strict=True)
     counted = {name.decode(): int(count) for name, count in pairs}
-    return Standing(queue, waiting, running, due, delayed - due, bool(paused), counted)
+    next_ticks = dict(zip(ticks[::2], map(float, ticks[1::2]), strict=True))
+    ticking = _due_schedules(app, queue, next_ticks, now_ms + window_ms)
+    return Standing(queue, waiting, running, due + ticking, delayed - due, bool(paused), counted)
+
+
+def _due_schedules(app: Penstock, queue: str, ticks: dict[bytes, float], until_ms: int) -> int:
+    """Count the schedules of this program whose time has come; those of others fire elsewhere."""
+    due = 0
+    declared: Sequence[Schedule] = getattr(getattr(app, "schedules", None), "declared", ())
+    for schedule in declared:
+        tick = ticks.get(schedule.name.encode())
+        if schedule.queue == queue and tick is not None and tick < NO_TIME:
+            due += tick + schedule.delay_ms(int(tick)) <= until_ms
+    return due
 
 
 async def stored_in(client: Client, keys: QueueKeyring) -> list[Stored]:

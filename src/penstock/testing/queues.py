@@ -67,7 +67,8 @@ async def run_until_idle(app: Penstock, timeout_s: float = 10.0, *, window_s: fl
 
     That is when no job of a queue that `app` works on is waiting, running or due, neither here nor
     in other processes. Jobs that become due within `window_s` seconds are waited for; later ones,
-    such as most retries, are left: `clock.advance` brings them nearer.
+    such as most retries, are left: `clock.advance` brings them nearer. Subscriptions to topics do
+    not run.
 
     AssertionError after `timeout_s`, saying what is left; if the worker fails, its error.
     """
@@ -77,7 +78,7 @@ async def run_until_idle(app: Penstock, timeout_s: float = 10.0, *, window_s: fl
         if queue.tasks or queue.raw_handler is not None
     ]
     before = [await standing_of(app, queue) for queue in queues]
-    worker = app.worker()
+    worker = app.worker(queues=queues)
     running = asyncio.create_task(worker.run(signals=False), name="worker of the test")
     try:
         after = await _idle(app, queues, running, timeout_s, window_s)

@@ -12,12 +12,10 @@ from penstock.queues.items import read_item, write_item
 from penstock.redis.client import Client
 from penstock.redis.keys import QueueKeyring
 from penstock.redis.node import Role
-from penstock.testing.queue_contents import known_queues, stored_in
+from penstock.testing.queue_contents import NO_TIME, known_queues, stored_in
 
 __all__ = ["ServerClock"]
 
-# Scores beyond this are no times: lanes that are paused or at their limit, schedules that are.
-_NO_TIME = 8e15
 _PAGE = 1000
 
 
@@ -86,7 +84,7 @@ class ServerClock:
 async def _scores(client: Client, key: str) -> list[tuple[bytes, int]]:
     reply = await client.call("ZRANGE", key, 0, -1, "WITHSCORES")
     pairs = ((member, float(score)) for member, score in zip(reply[::2], reply[1::2], strict=True))
-    return [(member, int(score)) for member, score in pairs if score < _NO_TIME]
+    return [(member, int(score)) for member, score in pairs if score < NO_TIME]
 
 
 async def _shorten(client: Client, beginning: str, shift_ms: int) -> None:
