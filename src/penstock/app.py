@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping, Sequence
+from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, ParamSpec, Self, TypeVar, Unpack, overload
 
@@ -19,8 +20,10 @@ if TYPE_CHECKING:
     from penstock.queues.job import Job
     from penstock.queues.options import Block, Gate, Overflow, SendWords, Side
     from penstock.queues.queue import Queue
+    from penstock.queues.recurring import RecurringWords
     from penstock.queues.registry import QueueRegistry
     from penstock.queues.results import QueueAddResult, QueuePressure
+    from penstock.queues.schedules import Schedules
     from penstock.queues.tasks import Task, TaskDecorator, TaskWords
     from penstock.runtime.service import Service
     from penstock.runtime.worker import Worker
@@ -58,6 +61,7 @@ class Penstock:
         self.codec = Codec(self.settings.codec)
         self._topics: list[Topic] = []
         self._registry: QueueRegistry | None = None
+        self._schedules: Schedules | None = None
         self._overrides: Overrides | None = None
 
     def __repr__(self) -> str:
@@ -240,6 +244,47 @@ class Penstock:
             return self.registry.task(function, queue)
         return partial(self.registry.task, queue=queue, **options)
 
+    def cron(
+        self, expression: str, *, tz: str = "UTC", **words: Unpack[RecurringWords]
+    ) -> TaskDecorator:
+        """Let a function or a task recur: `@app.cron("*/5 * * * *")`; workers see to it.
+
+        - `expression`: minute, hour, day of the month, month and day of the week, in `tz`.
+        - `args`, `kwargs`: what it is called with.
+        - `missed`: what becomes of ticks when no worker was there: "skip", "once" or "all".
+        - `jitter_s`: each tick comes up to so much later.
+        - `name`: of the task and its schedule; of the schedule alone, if it is a task already.
+        - the others are those of `task`, for a function of which a task is made.
+
+        Each tick makes one job, however many workers there are. ConfigError for what never comes.
+        """
+        from penstock.queues.cron import Cron  # noqa: PLC0415
+        from penstock.queues.recurring import recurring_decorator  # noqa: PLC0415
+
+        return recurring_decorator(self.registry, self.schedules, Cron(expression, tz), words)
+
+    def every(
+        self,
+        period: float | timedelta,
+        *,
+        offset: float | timedelta = 0,
+        **words: Unpack[RecurringWords],
+    ) -> TaskDecorator:
+        """Let a function or a task recur every so many seconds, counted from 1970; as `cron`."""
+        from penstock.queues.cron import Every  # noqa: PLC0415
+        from penstock.queues.recurring import recurring_decorator  # noqa: PLC0415
+
+        return recurring_decorator(self.registry, self.schedules, Every(period, offset), words)
+
+    @property
+    def schedules(self) -> Schedules:
+        """What recurs: list it, and pause, resume, trigger or remove it by name."""
+        if self._schedules is None:
+            from penstock.queues.schedules import Schedules  # noqa: PLC0415
+
+            self._schedules = Schedules(self.redis)
+        return self._schedules
+
     def send(
         self,
         task: str,
@@ -309,6 +354,8 @@ class Penstock:
             work += staff.consumers
             support += staff.support
             heartbeat.load = staff.load
+        if self._schedules is not None and self._schedules.declared:
+            support.append(self._schedules.scheduler())
         worker = Worker(work=work, support=support, settings=self.settings.worker)
         return worker
 

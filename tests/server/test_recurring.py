@@ -1,11 +1,14 @@
 """Tasks that recur: the jobs of their ticks are those that a call of the task would send."""
 
+import asyncio
 from contextlib import AsyncExitStack
 
 import pytest
 
+from penstock import Penstock
 from penstock.delivery.retries import RetryPolicy
 from penstock.errors import ConfigError, InvalidJob, InvalidName, QueueError
+from penstock.queues.context import current_job
 from penstock.queues.cron import Cron, Every
 from penstock.queues.items import read_item
 from penstock.queues.options import QueueOptions
@@ -93,15 +96,8 @@ async def test_a_task_recurs_with_its_arguments_and_knows_its_tick(client, keys,
 
 async def test_a_decorated_function_is_a_task_that_recurs(client, keys, registry, start):
     schedules = Schedules(client)
-    decorate = recurring_decorator(
-        registry,
-        schedules,
-        DAILY,
-        queue="work",
-        name="tidy",
-        words={"missed": "once"},
-        task_options={"status": True},
-    )
+    words = {"queue": "work", "name": "tidy", "missed": "once", "status": True}
+    decorate = recurring_decorator(registry, schedules, DAILY, words)
 
     @decorate
     def tidy() -> str:
@@ -122,7 +118,7 @@ async def test_a_tick_is_passed_over_while_the_last_job_holds_its_key(
 ):
     schedules = Schedules(client)
     task = registry.task(lambda: None, "work", name="slow", unique=True)
-    schedule_task(schedules, task, SOON, words={"missed": "all"})
+    schedule_task(schedules, task, SOON, missed="all")
     before = await schedules.trigger("slow")
     with pytest.raises(QueueError, match="has not ended"):
         await schedules.trigger("slow")
@@ -154,14 +150,48 @@ async def test_a_task_may_have_many_schedules(client, registry):
 
     task = registry.task(export, "work", name="export")
     for kind in ("sales", "stock"):
-        decorate = recurring_decorator(
-            registry, schedules, DAILY, queue="other", name=f"export-{kind}", args=(kind,)
-        )
+        words = {"name": f"export-{kind}", "args": (kind,)}
+        decorate = recurring_decorator(registry, schedules, DAILY, words)
         assert decorate(task) is task
     declared = {one.name: one.queue for one in schedules.declared}
     assert declared == {"export-sales": "work", "export-stock": "work"}
-    decorate = recurring_decorator(
-        registry, schedules, DAILY, queue="work", task_options={"status": True}
-    )
+    decorate = recurring_decorator(registry, schedules, DAILY, {"status": True})
     with pytest.raises(ConfigError, match="status"):
         decorate(task)
+
+
+async def test_an_app_lets_functions_recur_while_its_worker_runs(client, namespace):
+    url = client.settings.url
+    async with Penstock(settings=Settings(url=url, namespace=namespace)) as app:
+        ran = []
+
+        @app.every(0.05, queue="work", name="often", missed="all")
+        async def often() -> None:
+            ran.append(current_job().headers["scheduled_ms"])
+
+        @app.cron("0 6 * * MON", tz="Europe/Berlin", queue="work", name="weekly", missed="once")
+        async def weekly(kind: str = "all") -> None:
+            ran.append(kind)
+
+        app.cron("0 2 * * *", args=("sales",), name="weekly-sales")(weekly)
+        with pytest.raises(ConfigError, match="bad minute"):
+            app.cron("61 * * * *")
+        worker = app.worker()
+        async with asyncio.TaskGroup() as group:
+            running = group.create_task(worker.run())
+
+            async def listed():
+                return {view.name: view.when for view in await app.schedules.list()}
+
+            await eventually(lambda: _has(listed, 3))
+            assert (await listed())["weekly"] == "cron Europe/Berlin 0 6 * * MON"
+            assert await app.schedules.trigger("weekly-sales")
+            await eventually(lambda: "sales" in ran and len(ran) >= 4)
+            await worker.stop()
+        assert running.result() == 0
+    ticks = [int(tick) for tick in ran if tick != "sales"]
+    assert ticks == list(range(ticks[0], ticks[-1] + 1, 50))
+
+
+async def _has(asked, count):
+    return len(await asked()) == count

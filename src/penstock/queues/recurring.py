@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, TypedDict, cast
+from typing import TYPE_CHECKING, Any, Final, cast
 
 from penstock.errors import ConfigError
 from penstock.queues.cron import When
@@ -14,49 +14,49 @@ from penstock.queues.records import first_fields
 from penstock.queues.schedule import Missed, Schedule
 from penstock.queues.schedules import Schedules
 from penstock.queues.sending import meta_of
+from penstock.queues.tasks import Task, TaskDecorator, TaskWords
 
 if TYPE_CHECKING:
     from penstock.queues.queue import Queue
     from penstock.queues.registry import QueueRegistry
-    from penstock.queues.tasks import Task, TaskDecorator
 
 __all__ = ["RecurringWords", "recurring_decorator", "schedule_task"]
 
+_OF_SCHEDULES: Final = ("args", "kwargs", "missed", "jitter_s")
 
-class RecurringWords(TypedDict, total=False):
-    """What can be said about a schedule beside its moments: see `Schedule`."""
 
+class RecurringWords(TaskWords, total=False):
+    """What can be said about what recurs, beside its moments: see `Penstock.cron`."""
+
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any] | None
     missed: Missed
     jitter_s: float
+    queue: str | Queue
 
 
 def recurring_decorator(
     registry: QueueRegistry,
     schedules: Schedules,
     when: When,
-    *,
-    queue: str | Queue,
-    name: str | None = None,
-    args: tuple[Any, ...] = (),
-    kwargs: Mapping[str, Any] | None = None,
-    words: RecurringWords | None = None,
-    task_options: Mapping[str, Any] | None = None,
+    words: RecurringWords,
 ) -> TaskDecorator:
-    """Return what makes a task of a function and lets it recur, both under `name`.
+    """Return what makes a task of a function and lets it recur, both under one name.
 
-    A task that is one already recurs as well, as often as it is asked to: then `name` is that of
-    the schedule alone, and ConfigError tells of `task_options`.
+    A task that is one already recurs as well, as often as it is asked to: then the name is that of
+    the schedule alone, and ConfigError tells of options that belong to the task.
     """
-    from penstock.queues.tasks import Task  # noqa: PLC0415  which lets its tasks recur by this
+    told = dict[str, Any](words)
+    about = {name: told.pop(name) for name in _OF_SCHEDULES if name in told}
 
     def register(function: Callable[..., Any] | Task[..., Any]) -> Task[..., Any]:
         if not isinstance(function, Task):
-            task = registry.task(function, queue, name=name, **(task_options or {}))
-        elif task_options:
-            raise ConfigError(f"{function!r}: {', '.join(task_options)} belong where it is made")
+            task = registry.task(function, **{"queue": "default", **told})
+        elif others := told.keys() - {"name"}:
+            raise ConfigError(f"{function!r}: {', '.join(others)} must be said where it is made")
         else:
             task = cast("Task[..., Any]", function)
-        schedule_task(schedules, task, when, name=name, args=args, kwargs=kwargs, words=words)
+        schedule_task(schedules, task, when, name=told.get("name"), **about)
         return task
 
     return cast("TaskDecorator", register)
@@ -70,7 +70,8 @@ def schedule_task(
     name: str | None = None,
     args: tuple[Any, ...] = (),
     kwargs: Mapping[str, Any] | None = None,
-    words: RecurringWords | None = None,
+    missed: Missed = "skip",
+    jitter_s: float = 0.0,
 ) -> None:
     """Let calls of a task recur, under the task's name or another.
 
@@ -114,7 +115,8 @@ def schedule_task(
             max_bytes=queue.options.max_bytes,
             # Blocking would hold up other schedules: the tick stays due instead.
             overflow=target.overflow if isinstance(target.overflow, str) else "reject",
-            **(words or {}),
+            missed=missed,
+            jitter_s=jitter_s,
         )
 
     schedules.add(renew(), renew)
