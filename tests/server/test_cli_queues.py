@@ -2,7 +2,10 @@
 
 import base64
 import json
+import shlex
 import signal
+import subprocess
+from pathlib import Path
 
 import pytest
 
@@ -10,7 +13,7 @@ from penstock.redis.keys import Keys
 from penstock.testing.resp import RespClient
 from penstock.testing.servers import wait_until
 
-from .shell import Shell, all_refused, refused
+from .shell import MODULE, Shell, all_refused, refused
 
 
 @pytest.fixture
@@ -372,6 +375,48 @@ def test_a_queue_on_a_cluster(cluster, open_shell, namespace):
     assert shell.json("queue", "move", "mail", "other")["moved"] == 2
     assert len(shell.json("queue", "list")) == 2
     assert shell.json("queue", "purge", "mail", "--yes")["purged"] == 1
+
+
+def test_ctrl_c_leaves_what_was_added(shell, server, keys):
+    with shell.begin("queue", "push", "mail", "-", stdin=subprocess.PIPE) as process:
+        process.stdin.write("1\n")
+        process.stdin.flush()
+        wait_until(lambda: server.call("LLEN", keys.waiting), what="the first job")
+        process.send_signal(signal.SIGINT)
+        assert process.wait(10) == 130
+        assert process.stderr.read().strip() == ""
+    with shell.begin("queue", "drain", "mail") as process:
+        wait_until(lambda: connects(process.pid), what="its connection")
+        process.send_signal(signal.SIGINT)
+        assert process.wait(10) == 130
+    assert server.call("LLEN", keys.waiting) == 1
+
+
+def connects(pid):
+    """Whether a process has a socket open, apart from its loop's own pair."""
+    links = [str(link.readlink()) for link in Path(f"/proc/{pid}/fd").iterdir() if link.exists()]
+    return sum(link.startswith("socket:") for link in links) > 2
+
+
+def test_standard_input_that_is_closed_is_empty(shell, server, keys):
+    server.call("RPUSH", keys.dead_letters, letter({"job_id": "j"}))
+    for command, code, words in (
+        ("queue push mail -", 0, "0 jobs added"),
+        ("dlq edit mail j --payload -", 1, "not JSON"),
+        ("queue purge mail", 2, "--yes"),
+    ):
+        done = subprocess.run(
+            ["sh", "-c", f"{shlex.join(MODULE)} {command} <&-"],
+            cwd=shell.folder,
+            env=shell.env,
+            capture_output=True,
+            text=True,
+            timeout=30,
+            check=False,
+        )
+        assert done.returncode == code, done.stderr
+        assert "Traceback" not in done.stderr
+        assert words in done.stdout + done.stderr
 
 
 # Adding

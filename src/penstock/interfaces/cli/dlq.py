@@ -303,7 +303,7 @@ def edit(
     if payload is not None:
         data = payload.encode(errors="surrogateescape")
         if payload == "-":
-            data = sys.stdin.buffer.read()
+            data = sys.stdin.buffer.read() if sys.stdin else b""  # or it was closed
         if not is_text:
             check_json(Codec(settings.codec), data)
         changes["payload"] = data

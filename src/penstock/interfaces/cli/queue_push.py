@@ -91,7 +91,7 @@ def push(
                 data = job.encode(errors="surrogateescape")
                 if not is_text:
                     check_json(app.codec, data)
-                _show(await target.push(data, **chosen), as_json, is_due="delay" not in chosen)
+                _show(await target.push(data, **chosen), as_json, is_due=not chosen.get("delay"))
                 return ExitCode.OK
             lines = _Lines(target, app.codec, chosen, is_text)
             async for batch in read_lines(settings.codec.max_inflated):
