@@ -30,7 +30,7 @@ class Reloaded:
     """A worker under `--reload`, in a folder with its code."""
 
     def __init__(self, folder, environ, *arguments, **options):
-        self.folder = folder
+        self.folder, self.environ = folder, environ
         self.process = subprocess.Popen(
             [*MODULE, *arguments],
             stdout=subprocess.PIPE,
@@ -146,6 +146,41 @@ def test_new_and_deleted_files_count_but_not_those_of_others(reloaded, tmp_path)
         assert worker.end() == 0
         assert not is_alive(first)
         assert "other" not in "".join(worker.logged)
+
+
+WORKING = (
+    APP
+    + """
+import asyncio
+
+@app.task(queue="mail", name="wait")
+async def wait():
+    Path("begun").write_text("begun" * (1 + Path("begun").exists()))
+    while not Path("go").exists():
+        await asyncio.sleep(0.01)
+    Path("ended").touch()
+"""
+)
+
+
+def test_a_job_under_way_may_end_before_the_new_worker_begins(reloaded, tmp_path):
+    write(tmp_path, 1, text=WORKING)
+    with reloaded(*RELOAD, "--queues", "mail", "--concurrency", "3") as worker:
+        first = worker.started(1)
+        command = Path(f"/proc/{first}/cmdline").read_text().split("\0")
+        assert {"--queues=mail", "--concurrency=3"} <= set(command)
+        sent = [*MODULE, "job", "send", "wait", "--queue=mail"]
+        subprocess.run(sent, env=worker.environ, check=True, stdout=subprocess.DEVNULL)
+        wait_until((tmp_path / "begun").exists, what="the job's beginning", timeout_s=20)
+        write(tmp_path, 22, text=WORKING)
+        assert worker.wait_log("the worker starts anew")
+        assert is_alive(first)
+        (tmp_path / "go").touch()
+        worker.started(22)
+        assert (tmp_path / "ended").exists()
+        assert (tmp_path / "begun").read_text() == "begun"
+        worker.process.terminate()
+        assert worker.end() == 0
 
 
 def test_a_worker_whose_watcher_is_killed_ends_as_well(reloaded, tmp_path):
