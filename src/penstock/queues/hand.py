@@ -31,6 +31,8 @@ MOST_DONE = 1_000
 """Claims acknowledged by one call. More would stop the server for too long."""
 _MOST_TOLD = 100
 DEAD = -1
+PASSED_OVER = "passed_over"
+"""What a job in hand is counted as that had ended before it was begun."""
 
 
 @dataclass(slots=True)
@@ -77,6 +79,8 @@ class Hand:
         self.ended: list[Ended] = []
         self.next_due_ms = 0
         self.uses_lanes = False
+        self.draining = False
+        """Whether nothing more is begun."""
         self.closing = False
         """Whether calls that fail are given up instead of repeated."""
         self._scripts = client.scripts
@@ -221,7 +225,9 @@ class Hand:
         for one in ended:
             job = one.job
             unique = self.unique_key(job) if job.item.meta.unique else ""
-            told += (job.claim, self._name_of(job), unique, one.took, one.result)
+            # One that is passed over leaves its record alone: others may be at it by now.
+            name = self._name_of(job) if state != PASSED_OVER else ""
+            told += (job.claim, name, unique, one.took, one.result)
         if await self.surely("finish", lambda: self._finish(state, told)) == DEAD:
             self.lose(len(ended))
         else:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING
@@ -55,10 +56,13 @@ class Life:
         self._hint = True
         """Whether there may be jobs to claim."""
         self._futile = False
+        self._reap_after = 0.0
+        prefetch = self._settings.prefetch
         self.slots = Slots(
             work,
             places=places,
-            prefetch=self._settings.prefetch,
+            # What is claimed ahead would count against the limit without running.
+            ahead=0 if queue.options.limit or queue.options.lane_limit else 2 * prefetch,
             when_news=self._something_ended,
         )
         self._waiters = Waiters(self._client, hand.keys, _BLOCK_S, self._there_are_jobs)
@@ -109,7 +113,7 @@ class Life:
                 if not error.transient:
                     raise
                 failures += 1
-                self._note(error)
+                self._troubled(error)
                 await happens_within(stop, retry_delay_s(failures), SYSTEM_CLOCK)
 
     async def _claim(self, wanted: int) -> None:
@@ -146,6 +150,7 @@ class Life:
         for job in tracked:
             if job.claim in over and not self._hand.lost:
                 self._work.passed_over(job)
+        self._something_ended()
         self.slots.put(job for job in jobs if job.claim not in over)
 
     def _is_tracked(self, job: JobContext) -> bool:
@@ -185,18 +190,27 @@ class Life:
     # ---- beside it
 
     async def _tend_for_ever(self) -> None:
-        """Return what dead workers had, and stop jobs that were cancelled."""
+        """Return what dead workers had, and stop jobs that were cancelled.
+
+        When the server could not be reached, others could not either: before anybody is given up,
+        they get the time to say that they live.
+        """
         every_s = min(_TEND_S, self._settings.beat_s)
         while True:
             try:
-                if await self._reaper.reap(self._hand.now_ms):
+                may_reap = time.monotonic() >= self._reap_after
+                if may_reap and await self._reaper.reap(self._hand.now_ms):
                     self._there_are_jobs()
                 await self._look_for_cancelled()
             except ServerError as error:
                 if not error.transient:
                     logger.exception("queue %s: cannot look after it", self._queue.name)
-                self._note(error)
+                self._troubled(error)
             await asyncio.sleep(every_s)
+
+    def _troubled(self, error: ServerError) -> None:
+        self._reap_after = time.monotonic() + self._settings.silence_s
+        self._note(error)
 
     async def _look_for_cancelled(self) -> None:
         jobs = [job for job in self.slots.running if job.tracked and not job.cut][:_MOST_WATCHED]
@@ -215,6 +229,7 @@ class Life:
         """Give back what was not begun, and let what was finish."""
         if self._hand.lost:
             return
+        self._hand.draining = True
         left = self.slots.take_back()
         if left:
             await self._hand.give_back(left)

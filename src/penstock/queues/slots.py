@@ -24,7 +24,7 @@ _TURN = 64
 
 
 class Slots:
-    """`places` loops that take jobs from one buffer.
+    """`places` loops that take jobs from one buffer, in which up to `ahead` more may wait.
 
     A job whose function never waits is run on the spot, so a single slot empties the buffer at full
     speed; one that waits lets the next slot take over.
@@ -35,7 +35,7 @@ class Slots:
         work: Work,
         *,
         places: int,
-        prefetch: int,
+        ahead: int,
         when_news: Callable[[], None],
     ) -> None:
         self.places = places
@@ -43,7 +43,7 @@ class Slots:
         self.each_s = _QUICK_S
         """How long a job took of late."""
         self._work = work
-        self._most_ahead, self._when_news = 2 * prefetch, when_news
+        self._most_ahead, self._when_news = ahead, when_news
         self._buffer: deque[JobContext] = deque()
         self._idle: list[asyncio.Future[None]] = []
         self._tasks: list[asyncio.Task[None]] = []

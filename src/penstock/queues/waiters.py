@@ -63,6 +63,7 @@ class Waiters:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         _waiting[self._client] = _waiting.get(self._client, 0) - len(self._tasks)
+        self._tasks.clear()
 
     def arm(self, *, futile: bool) -> None:
         """Wait for jobs from now on.

@@ -8,7 +8,7 @@ import logging
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from contextvars import copy_context
 from dataclasses import replace
 from typing import Any
@@ -21,7 +21,7 @@ from penstock.delivery.retries import DeathReason, Failure, GiveUp, RetryPolicy
 from penstock.errors import DecodeError, EncodeError
 from penstock.queues.attempts import after_failure, is_exact, limit_of
 from penstock.queues.context import JobContext, set_current
-from penstock.queues.hand import Counts, Ended
+from penstock.queues.hand import PASSED_OVER, Counts, Ended
 from penstock.queues.isolation import ChildPool, Isolation
 from penstock.queues.items import Item, write_item
 from penstock.queues.letters import build_letter
@@ -100,6 +100,9 @@ class Work:
             await self._run_once(job, performer)
 
     async def _run_once(self, job: JobContext, performer: Performer) -> None:
+        if job.hand.draining:  # it had to wait for its place, and nothing is begun any more
+            await job.hand.give_back([job])
+            return
         if not is_exact(job.item.meta, job.max_attempts):
             await self._perform(job, performer)
         elif job.attempt < job.max_attempts or not job.item.meta.crashes:
@@ -128,12 +131,11 @@ class Work:
 
     async def returned(self, job: JobContext, performer: Performer, outcome: Any) -> None:
         """See to what a function returned or raised, whichever way it was run."""
-        if job.cut and (
-            isinstance(outcome, asyncio.CancelledError) or not isinstance(outcome, BaseException)
-        ):
-            task = asyncio.current_task()
-            while task is not None and task.cancelling():
-                task.uncancel()
+        if job.interrupted:
+            await _forget_interruption()
+        if job.cut:
+            if isinstance(outcome, BaseException) and not isinstance(outcome, Exception):
+                _pass_on(outcome)
             self._stopped(job)
             return
         if isinstance(outcome, BaseException):
@@ -158,9 +160,9 @@ class Work:
                 return await self._in_child(job, performer, (args, kwargs))
             if performer.is_async:
                 return await performer.function(*args, **kwargs)
-            return await self._in_thread(performer.function, (args, kwargs))
+            return await self._in_thread(job, performer.function, (args, kwargs))
 
-    async def _in_thread(self, function: Callable[..., Any], call: Call) -> Any:
+    async def _in_thread(self, job: JobContext, function: Callable[..., Any], call: Call) -> Any:
         if self._threads is None:
             self._threads = ThreadPoolExecutor(self._places, thread_name_prefix="penstock job")
 
@@ -172,7 +174,11 @@ class Work:
                 raise RuntimeError("the function raised StopIteration") from error
 
         loop = asyncio.get_running_loop()
-        outcome = await loop.run_in_executor(self._threads, copy_context().run, run)
+        try:
+            outcome = await loop.run_in_executor(self._threads, copy_context().run, run)
+        except asyncio.CancelledError:
+            job.abandoned = True  # a thread cannot be interrupted, only told
+            raise
         return await outcome if inspect.isawaitable(outcome) else outcome
 
     async def _in_child(self, job: JobContext, performer: Performer, call: Call) -> Any:
@@ -207,7 +213,7 @@ class Work:
 
     def passed_over(self, job: JobContext) -> None:
         """Let go of a job that has ended already, cancelled perhaps."""
-        job.hand.done.append(job.claim)
+        self._end(job, PASSED_OVER)
 
     async def _failed(self, job: JobContext, performer: Performer, error: Exception) -> None:
         """Try again later, or give up."""
@@ -272,6 +278,24 @@ class Work:
         wait_s = min(_PARK_LONGEST_S, max(_PARK_FIRST_S, waited_s))
         item = write_item(job.item, parked, self._codec)
         await job.hand.retry(job, item, wait_s, (), counted_as="parked")
+
+
+async def _forget_interruption() -> None:
+    """Let the slot go on as if it had not been cancelled for the sake of one job."""
+    # A job that was interrupted in its last step has not noticed; what comes after it would.
+    with suppress(asyncio.CancelledError):
+        await asyncio.sleep(0)
+    task = asyncio.current_task()
+    if task is not None and task.uncancel():
+        raise asyncio.CancelledError  # the slot itself is to end as well
+
+
+def _pass_on(error: BaseException) -> None:
+    """Raise what is not the job's own: the end of the process, or of the slot."""
+    task = asyncio.current_task()
+    closing = task is not None and task.cancelling() > 0
+    if closing or not isinstance(error, asyncio.CancelledError):
+        raise error
 
 
 def _fits(item: Item, performer: Performer) -> bool:
