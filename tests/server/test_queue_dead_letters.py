@@ -11,6 +11,7 @@ from penstock.errors import CommandRefused, InvalidJob, InvalidName, OutcomeUnkn
 from penstock.queues.dead_letters import QueueDeadLetters
 from penstock.queues.items import Meta, read_item, task_item
 from penstock.queues.letters import build_letter
+from penstock.queues.requeue import AT_ONCE
 from penstock.redis.client import Client
 from penstock.redis.codec import Codec
 from penstock.redis.keys import QueueKeyring
@@ -277,6 +278,21 @@ async def test_letters_are_queued_again_by_id_and_by_filter(client, keys, letter
     assert left == ["job-2", "job-4", "job-5", "job-7"]
 
 
+async def test_letters_that_shift_while_they_are_chosen_are_found(client, keys, letters):
+    records = [letter(number, error=f"e{number % 3}") for number in range(900)]
+    await bury(client, keys, *records)
+    ends = await asyncio.gather(
+        letters.requeue(error="e0"), letters.requeue(error="e1"), letters.purge(error="e2")
+    )
+    done = ends[0].requeued + ends[1].requeued + ends[2]
+    assert done == 900
+    left = [one.id for one in (await letters.list(0, 1_000)).letters]
+    jobs = [job.id for job in await waiting(client, keys.waiting)]
+    assert len(left) + done == 900
+    assert len(set(jobs)) == len(jobs) == ends[0].requeued + ends[1].requeued
+    assert not set(left) & set(jobs)
+
+
 async def test_a_dry_run_counts_and_changes_nothing(client, keys, letters):
     await bury(client, keys, *(letter(number) for number in range(150)), b"junk")
     done = await letters.requeue(dry_run=True)
@@ -318,7 +334,7 @@ async def test_many_who_requeue_at_once_queue_each_letter_once(client, keys, let
     assert await letters.count() == 0
 
 
-@pytest.mark.parametrize(("fault", "moved"), [("swallow", 150), ("cut_before", 50)])
+@pytest.mark.parametrize(("fault", "moved"), [("swallow", 50 + AT_ONCE), ("cut_before", 50)])
 async def test_a_requeue_that_is_cut_off_loses_and_doubles_nothing(
     valkey_server, namespace, fault_proxy, fault, moved
 ):
@@ -505,6 +521,17 @@ async def test_a_record_of_a_wrong_type_stops_a_requeue_before_it_writes(client,
         await letters.requeue()
     assert await letters.count() == 2
     assert await client.call("EXISTS", keys.waiting) == 0
+
+
+async def test_counts_that_are_no_numbers_stop_a_requeue_before_it_writes(client, keys, letters):
+    await bury(client, keys, letter(1))
+    for place, name in ((keys.counters, "requeued"), (keys.state, "bytes")):
+        await client.call("HSET", place, name, "many")
+        with pytest.raises(CommandRefused, match="not a number"):
+            await letters.requeue()
+        await client.call("DEL", place)
+    assert await letters.count() == 1
+    assert await client.call("EXISTS", keys.waiting, keys.audit) == 0
 
 
 async def test_letters_of_a_wrong_type_are_an_error_and_not_nothing(client, keys, letters):

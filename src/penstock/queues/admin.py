@@ -94,7 +94,7 @@ class QueueAdmin:
     ) -> list[JobView]:
         """Jobs that wait in a lane, up to 1,000, the next to be claimed first.
 
-        A round trip, and one per page of 500 or fewer. It claims nothing.
+        A round trip, and one per page of 200 or fewer. It claims nothing.
         """
         keys = self._keys(queue)
         whole("start", start, 0)
@@ -249,7 +249,7 @@ class QueueAdmin:
         """Throw away what waits in a queue, or in one lane, and with `delayed` what is not yet due.
 
         Their records say `cancelled`, their unique keys are free. Jobs in hand and those added
-        meanwhile stay. Returns how many; two round trips per page of 500 or fewer, O(jobs).
+        meanwhile stay. Returns how many; two round trips per page of 200 or fewer, O(jobs).
         """
         keys = self._keys(queue)
         kind, name = lane_named(keys, lane)
@@ -286,7 +286,7 @@ class QueueAdmin:
         there. The other queue's size is no limit.
 
         If this process dies half-way, the jobs in its hand return to `queue`: a few may be in both,
-        none is lost. Five round trips per page of 500 or fewer; for `ids`, O(waiting jobs).
+        none is lost. Five round trips per page of 200 or fewer; for `ids`, O(waiting jobs).
         """
         keys, target = self._keys(queue), self._keys(to)
         if queue == to:

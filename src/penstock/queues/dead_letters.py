@@ -11,8 +11,9 @@ from penstock.delivery.throttle import Throttle
 from penstock.errors import InvalidJob, QueueError
 from penstock.queues.choice import MOST_AT_ONCE, Choice, LetterFilters, checked_id, whole
 from penstock.queues.items import LONGEST_ID, read_item
+from penstock.queues.letter_walk import LetterWalk
 from penstock.queues.letters import QueueLetter, read_letter
-from penstock.queues.requeue import Requeue
+from penstock.queues.requeue import AT_ONCE, Requeue
 from penstock.queues.revival import edited_letter
 from penstock.queues.showing import show_letter
 from penstock.queues.views import (
@@ -34,8 +35,6 @@ _PAGE = 100
 _SEARCHED = 10_000
 """Letters that one search looks at."""
 _DROPPED = 1_000
-_COMPARED = 200_000
-"""Letters that one script may compare to find those it is to remove."""
 
 
 class QueueDeadLetters:
@@ -78,7 +77,7 @@ class QueueDeadLetters:
         letters: list[QueueLetterView] = []
         end = min(total, place + _SEARCHED)
         while place < end and len(letters) < count:
-            for letter in await self._page(place, min(_PAGE, end - place), reverse=reverse):
+            for letter in await self.page(place, min(_PAGE, end - place), reverse=reverse):
                 place += 1
                 if choice.matches(letter):
                     letters.append(show_letter(letter, self._codec, most_bytes))
@@ -88,6 +87,17 @@ class QueueDeadLetters:
                 continue
             break
         return QueueLetterPage(letters=letters, total=total, next=place if place < total else None)
+
+    async def page(self, start: int, count: int, *, reverse: bool = False) -> list[QueueLetter]:
+        """Letters from a place on, as they are stored. One round trip, O(start)."""
+        first, last = (-start - count, -start - 1) if reverse else (start, start + count - 1)
+        found = await self._client.call("LRANGE", self._list, first, last)
+        letters = [read_letter(data) for data in found]
+        return letters[::-1] if reverse else letters
+
+    async def find(self, data: bytes, within: int) -> int | None:
+        """The place of a letter, given byte by byte, among the first so many. One round trip."""
+        return await self._client.call("LPOS", self._list, data, "MAXLEN", within)
 
     async def get(self, id_: str, *, most_bytes: int = SHOWN_BYTES) -> QueueLetterView:
         """Return the newest letter of a job; `QueueError` if there is none. O(letters)."""
@@ -146,45 +156,31 @@ class QueueDeadLetters:
         Letters that come in meanwhile are left for the next call. The queue's size is no limit.
 
         `rate` is letters per second, `most` how many at all (10,000; None for any number). With
-        `dry_run` they are counted and stay. Two round trips per 100 letters.
+        `dry_run` they are counted and stay. A round trip per 100 letters looked at and one per 50
+        queued, for which the server walks to where they are.
         """
         if most is not None:
             whole("most", most, 1)
-        throttle = Throttle(rate, _PAGE)
+        throttle = Throttle(rate, AT_ONCE)
         choice = _choice(filters)
         wanted = None if ids is None else _checked(ids)
         detail = str(choice) if ids is None else "by id"
         requeue = Requeue(
             self._client, self._codec, self._keys, self._list, who or default_who(), detail
         )
-        kept = examined = 0
-        total = await self.count()
-        while examined < total and (wanted is None or wanted):
+        walk = LetterWalk(self, await self.count(), choice, wanted)
+        while not walk.is_over:
             room = throttle.chunk if most is None else min(throttle.chunk, most - requeue.matched)
             if room <= 0:
                 requeue.complete = False
                 break
-            count = min(_chunk(kept), total - examined, room if wanted is None else _PAGE)
-            page = await self._page(kept, count)
-            if not page:
-                break
-            examined += len(page)
-            within = kept + len(page)
-            chosen: list[QueueLetter] = []
-            for place, letter in enumerate(page):
-                if len(chosen) == room:
-                    examined -= len(page) - place
-                    break
-                if not choice.matches(letter) or not _asked_for(letter, wanted):
-                    kept += 1
-                    continue
-                chosen.append(letter)
+            found = await walk.next(room)
             if dry_run:
-                kept += len(chosen)
-                requeue.examine(chosen)
-                continue
-            await throttle.wait(requeue.requeued)
-            kept += await requeue.send(chosen, within)
+                requeue.examine(found)
+                walk.stayed(len(found))
+            elif found:
+                await throttle.wait(requeue.requeued)
+                walk.stayed(await requeue.send(found))
         return requeue.result(missing=len(wanted or ()))
 
     async def edit(
@@ -226,8 +222,8 @@ class QueueDeadLetters:
     ) -> int:
         """Throw letters away for good: those of `ids`, those that match, or all of them.
 
-        Exactly one of the three. Returns how many. A round trip per 1,000 letters for all, else two
-        per 100. With `dry_run` they are counted and stay.
+        Exactly one of the three. Returns how many. A round trip per 1,000 letters for all; else one
+        per 100 looked at and one per 50. With `dry_run` they are counted and stay.
         """
         choice = _choice(filters)
         if (ids is not None) + (not choice.is_everything) + everything != 1:
@@ -237,27 +233,22 @@ class QueueDeadLetters:
             return total if dry_run else await self._drop_oldest(total, who)
         wanted = None if ids is None else _checked(ids)
         detail = "by id" if ids is not None else str(choice)
-        removed = kept = examined = 0
-        while examined < total and (wanted is None or wanted):
-            page = await self._page(kept, min(_chunk(kept), total - examined))
-            if not page:
-                break
-            examined += len(page)
-            chosen = [one for one in page if choice.matches(one) and _asked_for(one, wanted)]
-            within = kept + len(page)
-            kept += len(page) if dry_run else len(page) - len(chosen)
+        walk, removed = LetterWalk(self, total, choice, wanted), 0
+        while not walk.is_over:
+            found = await walk.next(AT_ONCE)
             if dry_run:
-                removed += len(chosen)
-            elif chosen:
+                removed += len(found)
+                walk.stayed(len(found))
+            elif found:
                 removed += await self._client.scripts.remove_queue_letters(
                     keys=self._keys,
                     letters=self._list,
                     who=who,
                     detail=detail,
                     oldest=0,
-                    within=within,
-                    exactly=[letter.data for letter in chosen],
+                    exactly=[part for place, letter in found for part in (letter.data, place)],
                 )
+                walk.stayed(0)
         return removed
 
     # --- inside
@@ -271,7 +262,6 @@ class QueueDeadLetters:
                 who=who,
                 detail="all",
                 oldest=min(_DROPPED, count - removed),
-                within=0,
                 exactly=(),
             )
             removed += done
@@ -279,15 +269,9 @@ class QueueDeadLetters:
                 break
         return removed
 
-    async def _page(self, start: int, count: int, *, reverse: bool = False) -> list[QueueLetter]:
-        first, last = (-start - count, -start - 1) if reverse else (start, start + count - 1)
-        found = await self._client.call("LRANGE", self._list, first, last)
-        letters = [read_letter(data) for data in found]
-        return letters[::-1] if reverse else letters
-
     async def _scan(self, count: int, *, reverse: bool = False) -> AsyncIterator[QueueLetter]:
         for start in range(0, count, _PAGE):
-            for letter in await self._page(start, min(_PAGE, count - start), reverse=reverse):
+            for letter in await self.page(start, min(_PAGE, count - start), reverse=reverse):
                 yield letter
 
     async def _letter(self, id_: str) -> QueueLetter:
@@ -309,18 +293,3 @@ def _checked(ids: Sequence[str]) -> set[str]:
     if isinstance(ids, str):
         raise InvalidJob(f"ids = {ids[:LONGEST_ID]!r}: expected a list of ids")
     return {checked_id(id_) for id_ in ids}
-
-
-def _asked_for(letter: QueueLetter, wanted: set[str] | None) -> bool:
-    """Whether a letter is one of those named. Each id names the oldest of its letters."""
-    if wanted is None:
-        return True
-    if letter.id not in wanted:
-        return False
-    wanted.remove(letter.id)
-    return True
-
-
-def _chunk(place: int) -> int:
-    """How many letters, found at a place, one script may look for from the beginning."""
-    return max(1, min(_PAGE, _COMPARED // (place + _PAGE)))

@@ -10,21 +10,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import Final
 
 from penstock.errors import JobMissing, QueueError, Rejected, ServerError
 from penstock.queues.items import Item, new_id
 from penstock.queues.lane_pages import LanePages
-from penstock.queues.requeue import job_names, unique_of
+from penstock.queues.requeue import AT_ONCE, job_names, unique_of
 from penstock.redis.client import Client
 from penstock.redis.codec import Codec
 from penstock.redis.keys import QueueKeyring
 from penstock.redis.wire import Argument
 
 __all__ = ["Move"]
-
-_COMPARED: Final = 200_000
-"""Jobs that one script may compare to find those it is to take."""
 
 
 class Move:
@@ -58,42 +54,46 @@ class Move:
         await self._client.scripts.join_queue(keys=self._keys, worker=self._worker)
         try:
             while left > 0 and (ids is None or ids):
-                most = max(1, _COMPARED // (kept + 1)) if ids is not None else left
-                page = await pages.page(kept, min(left, most))
+                page = await pages.page(kept, left)
                 if not page:
                     break
                 left -= len(page)
-                chosen = page if ids is None else [item for item in page if item.id in ids]
-                within = kept + len(page)
+                chosen = [
+                    (place, item)
+                    for place, item in enumerate(page, start=kept)
+                    if ids is None or item.id in ids
+                ]
                 kept += len(page) - len(chosen)
-                if chosen:
-                    await self._client.scripts.beat_queue(keys=self._keys, worker=self._worker)
-                    await self._move(chosen, within)
+                await self._move(chosen)
                 if ids is not None:
-                    ids.difference_update(item.id for item in chosen)
+                    ids.difference_update(item.id for _, item in chosen)
         finally:
             with suppress(ServerError):  # then its silence tells
                 await self._client.scripts.leave_queue(keys=self._keys, worker=self._worker)
         if ids and not self.moved:
             raise JobMissing(self._keys.queue, min(ids))
 
-    async def _move(self, page: Sequence[Item], within: int) -> None:
+    async def _move(self, jobs: Sequence[tuple[int, Item]]) -> None:
+        gone = 0
+        while gone < len(jobs):
+            part = jobs[gone : gone + AT_ONCE]
+            await self._client.scripts.beat_queue(keys=self._keys, worker=self._worker)
+            await self._move_part([(max(0, place - gone), item) for place, item in part])
+            gone += len(part)
+
+    async def _move_part(self, jobs: Sequence[tuple[int, Item]]) -> None:
         scripts, first = self._client.scripts, self._number
-        self._number += len(page)
+        self._number += len(jobs)
+        asked: list[Argument] = []
+        for place, item in jobs:
+            asked += (item.data, place)
         found = await scripts.take_items(
-            keys=self._keys,
-            worker=self._worker,
-            lane=self._lane,
-            first=first,
-            within=within,
-            items=[item.data for item in page],
+            keys=self._keys, worker=self._worker, lane=self._lane, first=first, items=asked
         )
         if isinstance(found, int):
             raise self._given_up()
         ending = f":{self._lane}" if self._lane else ""
-        taken = {
-            f"{first + place}{ending}": item for place, item in enumerate(page) if found[place]
-        }
+        taken = {f"{first + at}{ending}": item for at, (_, item) in enumerate(jobs) if found[at]}
         if not taken:
             return
         told: list[Argument] = []

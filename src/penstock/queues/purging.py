@@ -21,7 +21,7 @@ _split = re.compile(rb"[fb]([^\n]*)\n(.*)", re.DOTALL).fullmatch
 
 
 async def purge_lane(client: Client, codec: Codec, keys: QueueKeyring, lane: str) -> int:
-    """Throw away what waits in a lane now; how many. Two round trips per page of 500 or fewer.
+    """Throw away what waits in a lane now; how many. Two round trips per page of 200 or fewer.
 
     A job that a worker claims meanwhile is the worker's.
     """
@@ -34,11 +34,9 @@ async def purge_lane(client: Client, codec: Codec, keys: QueueKeyring, lane: str
             break
         left -= len(page)
         told: list[Argument] = []
-        for item in page:
-            told += (item.data, job_names(keys, item)[0], unique_of(keys, item))
-        removed += await client.scripts.purge_jobs(
-            keys=keys, lane=lane, keep_ms=keep_ms, within=len(page), jobs=told
-        )
+        for place, item in enumerate(page):
+            told += (item.data, place, job_names(keys, item)[0], unique_of(keys, item))
+        removed += await client.scripts.purge_jobs(keys=keys, lane=lane, keep_ms=keep_ms, jobs=told)
     return removed
 
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Final
 
 from penstock.errors import InvalidName
 from penstock.queues.items import Item
-from penstock.queues.letters import QueueLetter
+from penstock.queues.letter_walk import Seen
 from penstock.queues.revival import requeued_item
 from penstock.queues.views import Requeued
 from penstock.redis.client import Client
@@ -16,7 +17,10 @@ from penstock.redis.keys.names import decode_id
 from penstock.redis.keys.queues import PRIORITIES
 from penstock.redis.wire import Argument
 
-__all__ = ["Requeue", "job_names", "lane_of", "unique_of"]
+__all__ = ["AT_ONCE", "Requeue", "job_names", "lane_of", "unique_of"]
+
+AT_ONCE: Final = 50
+"""Items that one script takes out of a list: more would keep others waiting."""
 
 
 class Requeue:
@@ -48,10 +52,10 @@ class Requeue:
             complete=self.complete,
         )
 
-    def examine(self, letters: Sequence[QueueLetter]) -> list[Argument]:
+    def examine(self, letters: Sequence[Seen]) -> list[Argument]:
         """Find out what can be queued, as the script is told, and count what cannot."""
         told: list[Argument] = []
-        for letter in letters:
+        for place, letter in letters:
             self.matched += 1
             try:
                 item, data = requeued_item(letter, self._codec)
@@ -59,11 +63,11 @@ class Requeue:
                 self._skipped[letter.id] = str(reason)
                 continue
             lane = lane_of(self._keys, letter.lane, item.meta.group)
-            told += (letter.data, data, lane, *job_names(self._keys, item))
+            told += (letter.data, place, data, lane, *job_names(self._keys, item))
         return told
 
-    async def send(self, letters: Sequence[QueueLetter], within: int) -> int:
-        """Queue letters, seen among the first so many; how many of them stay. One round trip."""
+    async def send(self, letters: Sequence[Seen]) -> int:
+        """Queue letters; how many of them stay where they are. One round trip."""
         skipped_before = len(self._skipped)
         told = self.examine(letters)
         if told:
@@ -73,7 +77,6 @@ class Requeue:
                 who=self._who,
                 detail=self._detail,
                 unique_ms=self._unique_ms,
-                within=within,
                 jobs=told,
             )
             self.requeued += sum(found)

@@ -25,14 +25,13 @@ class QueueAdminScripts(ScriptCaller):
         who: str,
         detail: str,
         unique_ms: int,
-        within: int,
         jobs: Sequence[Argument],
     ) -> list[int]:
         """Turn dead letters into jobs again: for each 1, or 0 if it is not there."""
         return await self.run(
             "requeue_letters",
             (letters, keys.waiting, keys.ring, keys.parked, keys.state, keys.counters, keys.audit),
-            (who, detail, keys.records, keys.indexes, unique_ms, keys.queue, within, *jobs),
+            (who, detail, keys.records, keys.indexes, unique_ms, keys.queue, *jobs),
         )
 
     async def remove_queue_letters(
@@ -43,12 +42,11 @@ class QueueAdminScripts(ScriptCaller):
         who: str,
         detail: str,
         oldest: int,
-        within: int,
-        exactly: Sequence[bytes],
+        exactly: Sequence[Argument],
     ) -> int:
         """Take dead letters away, so many of the oldest or certain ones; how many there were."""
         return await self.run(
-            "remove_queue_letters", (letters, keys.audit), (who, detail, oldest, within, *exactly)
+            "remove_queue_letters", (letters, keys.audit), (who, detail, oldest, *exactly)
         )
 
     async def edit_queue_letter(
@@ -85,13 +83,13 @@ class QueueAdminScripts(ScriptCaller):
         return await self.run("weigh_lane", (keys.weights, keys.audit), (who, lane, weight))
 
     async def purge_jobs(
-        self, *, keys: QueueKeyring, lane: str, keep_ms: int, within: int, jobs: Sequence[Argument]
+        self, *, keys: QueueKeyring, lane: str, keep_ms: int, jobs: Sequence[Argument]
     ) -> int:
         """Take waiting jobs out of a lane; how many."""
         return await self.run(
             "purge_jobs",
             (keys.waiting, keys.ring, keys.state, keys.counters),
-            (lane, keys.records, keys.indexes, keep_ms, within, *jobs),
+            (lane, keys.records, keys.indexes, keep_ms, *jobs),
         )
 
     async def purge_delayed(
@@ -111,14 +109,13 @@ class QueueAdminScripts(ScriptCaller):
         worker: str,
         lane: str,
         first: int,
-        within: int,
-        items: Sequence[bytes],
+        items: Sequence[Argument],
     ) -> list[int] | int:
         """Take certain jobs in hand: for each 1, or 0 if it did not wait there; -1 if dead."""
         return await self.run(
             "take_items",
             (keys.workers, keys.claimed(worker), keys.waiting, keys.ring, keys.state),
-            (worker, lane, first, within, *items),
+            (worker, lane, first, *items),
         )
 
     async def receive_jobs(

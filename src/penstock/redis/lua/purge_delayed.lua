@@ -15,9 +15,10 @@
 redis.call('ZREM', KEYS[1], '')
 -- Include: time
 -- Include: records
+-- Include: audit
 for place = 4, #ARGV, 2 do redis.call('HEXISTS', ARGV[1] .. ARGV[place], 'status') end
 redis.call('HLEN', KEYS[2])
-redis.call('HLEN', KEYS[3])
+check_numbers(KEYS[3], 'purged')
 local removed, at = 0, iso(now)
 for place = 4, #ARGV, 2 do
   local id, unique = ARGV[place], ARGV[place + 1]

@@ -12,9 +12,8 @@
 -- ARGV[2]  str   beginning of the names of records
 -- ARGV[3]  str   beginning of the names of the indexes by state
 -- ARGV[4]  int   ms for which a final record is kept
--- ARGV[5]  int   how far from the end where jobs are claimed all of them were seen
--- ARGV[6..]  str  for each its job; its id as records are named, '' for none; its unique key, ''
---                 for none
+-- ARGV[5..]  str  for each its job; how many were to be claimed before it; its id as records are
+--                 named, '' for none; its unique key, '' for none
 --
 -- Returns  int  how many were taken out
 
@@ -22,20 +21,25 @@ redis.call('HDEL', KEYS[3], '')
 -- Include: time
 -- Include: records
 -- Include: lanes
+-- Include: audit
 -- Include: pull
 local list = list_of(KEYS[1], ARGV[1])
-for place = 6, #ARGV, 3 do
-  if ARGV[place + 1] ~= '' then redis.call('HEXISTS', ARGV[2] .. ARGV[place + 1], 'status') end
+for place = 5, #ARGV, 4 do
+  if ARGV[place + 2] ~= '' then redis.call('HEXISTS', ARGV[2] .. ARGV[place + 2], 'status') end
 end
 redis.call('LLEN', KEYS[2])
-redis.call('HLEN', KEYS[4])
+check_numbers(KEYS[3], 'bytes')
+check_numbers(KEYS[4], 'purged')
 
 local facts = redis.call('HMGET', KEYS[3], 'side', 'bytes')
 local from = facts[1] == 'left' and -1 or 1
-local removed, freed, at = 0, 0, iso(now)
-for place = 6, #ARGV, 3 do
-  local item, id, unique = unpack(ARGV, place, place + 2)
-  if pull(list, item, ARGV[5], from) == 1 then
+local removed, freed, last, at = 0, 0, 0, iso(now)
+for place = 5, #ARGV, 4 do
+  local item, before, id, unique = unpack(ARGV, place, place + 3)
+  local index = locate(list, item, before, from)
+  if index then
+    strike(list, index)
+    last = index
     removed, freed = removed + 1, freed + #item
     if id ~= '' then
       close(ARGV[2] .. id, ARGV[3], id, 'cancelled', now, ARGV[4],
@@ -44,6 +48,7 @@ for place = 6, #ARGV, 3 do
     end
   end
 end
+remove_struck(list, removed, last)
 if facts[2] and freed > 0 then
   redis.call('HSET', KEYS[3], 'bytes', math.max(0, tonumber(facts[2]) - freed))
 end

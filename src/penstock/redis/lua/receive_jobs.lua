@@ -28,7 +28,8 @@ redis.call('LLEN', list_of(KEYS[1], lane))
 for place = 8, #ARGV, 6 do look_before(ARGV[4] .. ARGV[place + 1], ARGV[place + 5]) end
 redis.call('LLEN', KEYS[2])
 redis.call('ZCARD', KEYS[3])
-redis.call('HLEN', KEYS[5])
+check_numbers(KEYS[4], 'bytes')
+check_numbers(KEYS[5], 'added')
 redis.call('XLEN', KEYS[6])
 
 local side = redis.call('HGET', KEYS[4], 'side') or 'right'

@@ -7,19 +7,25 @@
 -- ARGV[1]  str     who
 -- ARGV[2]  str     more about it
 -- ARGV[3]  int     how many of the oldest to take away; 0 for those that follow
--- ARGV[4]  int     how far from the left all of these were seen
--- ARGV[5..]  str   letters, byte by byte
+-- ARGV[4..]  str   for each its letter, byte by byte; how many were before that
 --
 -- Returns  int  how many there were
 
+-- Include: time
 -- Include: audit
 -- Include: pull
 redis.call('XLEN', KEYS[2])
-local removed, oldest = 0, tonumber(ARGV[3])
-if oldest > 0 then
-  removed = math.min(oldest, redis.call('LLEN', KEYS[1]))
-  redis.call('LTRIM', KEYS[1], oldest, -1)
+local oldest, struck = math.min(ARGV[3], redis.call('LLEN', KEYS[1])), 0
+local last = 0
+if oldest > 0 then redis.call('LTRIM', KEYS[1], oldest, -1) end
+for place = 4, #ARGV, 2 do
+  local index = locate(KEYS[1], ARGV[place], ARGV[place + 1], 1)
+  if index then
+    strike(KEYS[1], index)
+    last = index
+    struck = struck + 1
+  end
 end
-for place = 5, #ARGV do removed = removed + pull(KEYS[1], ARGV[place], ARGV[4], 1) end
-if removed > 0 then note_act(KEYS[2], ARGV[1], 'purge', removed, ARGV[2]) end
-return removed
+remove_struck(KEYS[1], struck, last)
+if oldest + struck > 0 then note_act(KEYS[2], ARGV[1], 'purge', oldest + struck, ARGV[2]) end
+return oldest + struck

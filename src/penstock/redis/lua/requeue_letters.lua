@@ -17,9 +17,9 @@
 -- ARGV[4]  str     beginning of the names of the indexes by state
 -- ARGV[5]  int     ms for which a unique key holds
 -- ARGV[6]  str     the queue's name
--- ARGV[7]  int     how far from the left all of them were seen
--- ARGV[8..]  str   for each its letter; the job; its lane; its id as records are named, '' for none;
---                  its id; its task; '1' if it has a record; its unique key, '' for none
+-- ARGV[7..]  str   for each its letter; how many were before that; the job; its lane; its id as
+--                  records are named, '' for none; its id; its task; '1' if it has a record; its
+--                  unique key, '' for none
 --
 -- Returns  list  for each 1 if it is queued now, 0 if there was no such letter
 
@@ -30,21 +30,23 @@ redis.call('HDEL', KEYS[5], '')
 -- Include: revival
 -- Include: audit
 -- Include: pull
-for place = 8, #ARGV, 8 do
-  redis.call('LLEN', list_of(KEYS[2], ARGV[place + 2]))
-  look_before(ARGV[3] .. ARGV[place + 3], ARGV[place + 7])
+for place = 7, #ARGV, 9 do
+  redis.call('LLEN', list_of(KEYS[2], ARGV[place + 3]))
+  look_before(ARGV[3] .. ARGV[place + 4], ARGV[place + 8])
 end
 redis.call('LLEN', KEYS[3])
 redis.call('ZCARD', KEYS[4])
-redis.call('HLEN', KEYS[6])
+check_numbers(KEYS[5], 'bytes')
+check_numbers(KEYS[6], 'requeued')
 redis.call('XLEN', KEYS[7])
 
 local side = redis.call('HGET', KEYS[5], 'side') or 'right'
-local answer, count = {}, 0
-for place = 8, #ARGV, 8 do
-  local letter, item, lane, name, id, task, is_tracked, unique = unpack(ARGV, place, place + 7)
-  local found = pull(KEYS[1], letter, ARGV[7], 1)
-  if found == 1 then
+local answer, count, last = {}, 0, 0
+for place = 7, #ARGV, 9 do
+  local letter, before, item, lane, name, id, task, is_tracked, unique =
+    unpack(ARGV, place, place + 8)
+  local index = locate(KEYS[1], letter, before, 1)
+  if index then
     put(KEYS[2], KEYS[3], KEYS[4], KEYS[5], side, lane, item, false)
     if lane ~= '' then redis.call('HSETNX', KEYS[5], 'lanes', 1) end
     if name ~= '' then
@@ -52,10 +54,13 @@ for place = 8, #ARGV, 8 do
       begin_anew(ARGV[3] .. name, ARGV[4], name, is_tracked == '1',
         {'job_id', id, 'task', task, 'queue', ARGV[6], 'unique', unique}, now)
     end
+    strike(KEYS[1], index)
+    last = index
     count = count + 1
   end
-  answer[#answer + 1] = found
+  answer[#answer + 1] = index and 1 or 0
 end
+remove_struck(KEYS[1], count, last)
 if count > 0 then
   redis.call('HINCRBY', KEYS[6], 'requeued', count)
   note_act(KEYS[7], ARGV[1], 'requeue', count, ARGV[2])

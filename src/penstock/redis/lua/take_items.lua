@@ -10,8 +10,7 @@
 -- ARGV[1]  str   worker
 -- ARGV[2]  str   lane, '' for the plain list
 -- ARGV[3]  int   number of the first claim
--- ARGV[4]  int   how far from the end where jobs are claimed all of them were seen
--- ARGV[5..]  str  the jobs, byte by byte
+-- ARGV[4..]  str  for each its job, byte by byte; how many were to be claimed before it
 --
 -- Returns  list  for each 1 if it is in hand now, 0 if it did not wait there; the claims are
 --                numbered in this order, with or without a job
@@ -19,24 +18,30 @@
 
 redis.call('HDEL', KEYS[2], '')
 if not redis.call('ZSCORE', KEYS[1], ARGV[1]) then return -1 end
+-- Include: time
 -- Include: lanes
+-- Include: audit
 -- Include: pull
 local lane, first = ARGV[2], tonumber(ARGV[3])
 local list = list_of(KEYS[3], lane)
 redis.call('LLEN', list)
 redis.call('LLEN', KEYS[4])
+check_numbers(KEYS[5], 'bytes')
 local facts = redis.call('HMGET', KEYS[5], 'side', 'bytes')
 local from = facts[1] == 'left' and -1 or 1
-local answer, freed = {}, 0
-for place = 5, #ARGV do
-  local found = pull(list, ARGV[place], ARGV[4], from)
-  if found == 1 then
-    local number = first + place - 5
+local answer, taken, freed, last = {}, 0, 0, 0
+for place = 4, #ARGV, 2 do
+  local index = locate(list, ARGV[place], ARGV[place + 1], from)
+  if index then
+    local number = first + #answer
     redis.call('HSET', KEYS[2], lane == '' and number or number .. ':' .. lane, ARGV[place])
-    freed = freed + #ARGV[place]
+    strike(list, index)
+    last = index
+    taken, freed = taken + 1, freed + #ARGV[place]
   end
-  answer[#answer + 1] = found
+  answer[#answer + 1] = index and 1 or 0
 end
+remove_struck(list, taken, last)
 if facts[2] and freed > 0 then
   redis.call('HSET', KEYS[5], 'bytes', math.max(0, tonumber(facts[2]) - freed))
 end
