@@ -7,6 +7,7 @@ from contextlib import AsyncExitStack
 from typing import Any
 
 import pytest
+from tests.workplace import Workplace
 
 from penstock import Penstock
 from penstock.settings import Settings, TopicSettings, WorkerSettings
@@ -69,3 +70,10 @@ async def consume(
             return await running.enter_async_context(consumer)
 
         yield start
+
+
+@pytest.fixture
+async def workplace(valkey_server: ServerProcess, namespace: str) -> AsyncIterator[Workplace]:
+    """Where applications send jobs and run workers: see `tests/workplace.py`."""
+    async with Workplace(valkey_server.url, namespace) as place:
+        yield place

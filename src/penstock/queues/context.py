@@ -48,8 +48,8 @@ class JobContext:
     """
 
     __slots__ = (
-        "attempt", "began", "begun", "claim", "cut", "hand", "id", "item", "max_attempts", "queue",
-        "slot", "tracked",
+        "abandoned", "attempt", "began", "begun", "claim", "cut", "hand", "id", "interrupted",
+        "item", "max_attempts", "queue", "slot", "tracked",
     )  # fmt: skip
 
     def __init__(self, hand: Hand, claim: str, item: Item) -> None:
@@ -68,6 +68,10 @@ class JobContext:
         """Whether the attempt is noted on the server as begun."""
         self.cut = ""
         """Why the job was told to stop."""
+        self.interrupted = False
+        """Whether its slot was cancelled for that, once."""
+        self.abandoned = False
+        """Whether nobody waits any more for the thread that runs it."""
         self.slot: asyncio.Task[None] | None = None
         """What runs it now."""
 
@@ -91,12 +95,12 @@ class JobContext:
     @property
     def cancelled(self) -> bool:
         """Whether the job was told to stop: cancelled, timed out, or passed to another worker."""
-        return bool(self.cut)
+        return bool(self.cut) or self.abandoned
 
     def raise_if_cancelled(self) -> None:
         """For functions in threads, which nobody can interrupt."""
-        if self.cut:
-            raise asyncio.CancelledError(self.cut)
+        if self.cancelled:
+            raise asyncio.CancelledError(self.cut or "timed out")
 
     async def progress(
         self,
@@ -146,7 +150,7 @@ class JobContext:
         if not self.cut:
             self.cut = why
             if self.slot is not None:
-                self.slot.cancel()
+                self.interrupted = self.slot.cancel()
 
 
 def current_job() -> JobContext:

@@ -1,0 +1,425 @@
+"""Jobs with records: progress, results, cancelling, expiring, and running once for one key."""
+
+import asyncio
+import threading
+import time
+
+import pytest
+from tests.workplace import counters, in_hand, record, stored
+
+from penstock import Fixed, InvalidJob, JobFailed, RetryPolicy, current_job
+from penstock.testing.eventually import eventually
+
+SOON = RetryPolicy(max_attempts=3, backoff=Fixed(0.02))
+
+
+def counts(queue, **expected):
+    async def check():
+        counted = await counters(queue)
+        return all(counted.get(name, 0) == number for name, number in expected.items())
+
+    return check
+
+
+async def index(queue, state):
+    names = await queue.client.call("ZRANGE", queue.keyring.jobs(state), 0, -1)
+    return [name.decode() for name in names]
+
+
+# ---- results and progress
+
+
+async def test_a_job_tells_how_far_it_is_and_what_it_counts(workplace):
+    app, told, go_on = await workplace.open(), asyncio.Event(), asyncio.Event()
+
+    @app.task(queue="mail", status=True)
+    async def embed() -> str:
+        await current_job().progress(3, total=12, note="page 3", chunks_created=7)
+        told.set()
+        await go_on.wait()
+        await current_job().progress(12, chunks_created=21)
+        return "ok"
+
+    await workplace.start(app)
+    job = await embed.send()
+    await told.wait()
+    progress = await job.progress()
+    assert (progress.done, progress.total, progress.note) == (3, 12, "page 3")
+    assert progress.counts == {"chunks_created": 7}
+    assert progress.ratio == 0.25
+    go_on.set()
+    assert await job.result(timeout=5) == "ok"
+    assert (await job.progress()).counts == {"chunks_created": 21}
+
+
+async def test_a_function_in_a_thread_reports_progress_too(workplace):
+    app = await workplace.open()
+
+    @app.task(queue="mail", status=True)
+    def embed() -> None:
+        current_job().report(1, total=2, tokens_used=5432)
+
+    await workplace.start(app)
+    job = await embed.send()
+    assert await job.result(timeout=5) is None
+    progress = await job.progress()
+    assert (progress.done, progress.total, progress.counts) == (1, 2, {"tokens_used": 5432})
+
+
+async def test_progress_without_a_record_is_no_mistake_but_fields_of_ours_are(workplace):
+    app, ended = await workplace.open(), []
+
+    @app.task(queue="mail")
+    async def plain() -> None:
+        await current_job().progress(1, total=2)
+        ended.append("plain")
+
+    @app.task(queue="mail", status=True)
+    async def tracked() -> None:
+        with pytest.raises(InvalidJob, match="'status' is a field that Penstock writes"):
+            await current_job().progress(status="done")
+        ended.append("tracked")
+
+    await workplace.start(app)
+    await plain.send()
+    await tracked.send()
+    await eventually(lambda: sorted(ended) == ["plain", "tracked"])
+
+
+@pytest.mark.parametrize("result", [None, 0, "", [], {"a": [1, None, "ü"]}, 2**60, 1.5])
+async def test_results_come_back_as_they_were_returned(workplace, result):
+    app = await workplace.open()
+
+    @app.task(queue="mail", status=True)
+    async def give() -> object:
+        return result
+
+    await workplace.start(app)
+    assert await (await give.send()).result(timeout=5) == result
+
+
+async def test_a_result_that_cannot_be_stored_does_not_undo_the_work(workplace):
+    app = await workplace.open()
+
+    @app.task(queue="mail", status=True)
+    async def give() -> object:
+        return {1j}
+
+    await workplace.start(app)
+    job = await give.send()
+    await job.wait(timeout=5)
+    assert (await job.status()).status == "done"
+
+
+async def test_a_failed_job_tells_its_error_code_and_suggestions(workplace):
+    app = await workplace.open()
+
+    class ParseError(ValueError):
+        error_code = "ERR_PDF_INVALID"
+        suggestions = ("try pdfinfo", "export it again")
+
+    @app.task(queue="mail", status=True, retry=RetryPolicy(max_attempts=1))
+    async def parse() -> None:
+        raise ParseError("PDF header corrupted")
+
+    await workplace.start(app)
+    job = await parse.send()
+    with pytest.raises(JobFailed):
+        await job.result(timeout=5)
+    said = await job.status()
+    assert (said.error, said.error_code) == ("PDF header corrupted", "ERR_PDF_INVALID")
+    assert said.error_type.endswith("ParseError")
+    assert said.suggestions == ("try pdfinfo", "export it again")
+    assert "raise ParseError" in said.traceback
+    assert said.reason == "exhausted"
+
+
+async def test_the_index_by_state_follows_the_job(workplace):
+    app, began, go_on = await workplace.open(), asyncio.Event(), asyncio.Event()
+
+    @app.task(queue="mail", status=True)
+    async def work() -> None:
+        began.set()
+        await go_on.wait()
+
+    queue = work.queue
+    job = await work.with_options(delay=0.2).send()
+    assert await index(queue, "submitted") == [job.id]
+    await workplace.start(app)
+    await began.wait()
+    assert await index(queue, "processing") == [job.id]
+    go_on.set()
+    await job.wait(timeout=5)
+    assert await index(queue, "done") == [job.id]
+    for state in ("submitted", "queued", "processing"):
+        assert await index(queue, state) == []
+
+
+# ---- cancelling
+
+
+async def test_a_cancelled_job_that_waits_is_never_run(workplace):
+    app, ran = await workplace.open(), []
+
+    @app.task(queue="mail", status=True)
+    async def note(number: int) -> None:
+        ran.append(number)
+
+    jobs = await note.send_many([(number,) for number in range(3)])
+    assert await jobs[1].cancel()
+    await workplace.start(app)
+    await jobs[2].wait(timeout=5)
+    assert ran == [0, 2]
+    assert (await jobs[1].status()).status == "cancelled"
+    await eventually(counts(note.queue, done=2, cancelled=1))
+    await eventually(lambda: _empty(note.queue))
+    assert (await counters(note.queue))["done"] == 2
+    assert not await jobs[1].cancel()
+
+
+async def _empty(queue):
+    return not await in_hand(queue) and not await stored(queue)
+
+
+async def test_a_cancelled_job_that_is_not_yet_due_is_gone(workplace):
+    app, ran = await workplace.open(), []
+
+    @app.task(queue="mail", status=True)
+    async def note() -> None:
+        ran.append(1)
+
+    job = await note.with_options(delay=0.3).send()
+    assert await job.cancel()
+    await workplace.start(app)
+    queue = note.queue
+    assert await queue.client.call("ZCARD", queue.keyring.delayed) == 0
+    assert await queue.client.call("HLEN", queue.keyring.delayed_bodies) == 0
+    marker = await note.with_options(delay=0.5).send()
+    await marker.wait(timeout=5)
+    assert ran == [1]
+
+
+async def test_a_running_coroutine_is_stopped(workplace):
+    app, began, cleaned = await workplace.open(), asyncio.Event(), []
+
+    @app.task(queue="mail", status=True)
+    async def hang() -> None:
+        began.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            cleaned.append(current_job().cancelled)
+
+    await workplace.start(app)
+    job = await hang.send()
+    await began.wait()
+    assert await job.cancel()
+    await job.wait(timeout=5)
+    assert (await job.status()).status == "cancelled"
+    assert cleaned == [True]
+    await eventually(counts(hang.queue, cancelled=1, done=0))
+
+
+async def test_a_running_thread_is_told_to_stop(workplace):
+    app, began, told = await workplace.open(), threading.Event(), threading.Event()
+
+    @app.task(queue="mail", status=True)
+    def loop() -> None:
+        began.set()
+        try:
+            while True:
+                current_job().raise_if_cancelled()
+                time.sleep(0.005)
+        finally:
+            told.set()
+
+    await workplace.start(app)
+    job = await loop.send()
+    await eventually(began.is_set)
+    assert await job.cancel()
+    await job.wait(timeout=5)
+    assert (await job.status()).status == "cancelled"
+    await eventually(told.is_set)
+
+
+async def test_a_job_that_hears_of_it_with_its_last_word_does_no_harm(workplace):
+    app, began, go_on, ran = await workplace.open(), asyncio.Event(), asyncio.Event(), []
+
+    @app.task(queue="mail", status=True)
+    async def work(number: int) -> None:
+        began.set()
+        await go_on.wait()
+        ran.append(number)
+        await current_job().progress(1)
+
+    await workplace.start(app, concurrency=1)
+    first = await work.send(1)
+    await began.wait()
+    # Asked just as it goes on: it learns of it from its own progress.
+    assert await first.cancel()
+    go_on.set()
+    await first.wait(timeout=5)
+    assert (await first.status()).status == "cancelled"
+    for number in (2, 3):
+        await (await work.send(number)).result(timeout=5)
+    assert ran[-2:] == [2, 3]
+
+
+async def test_a_job_that_fails_while_it_is_stopped_is_not_tried_again(workplace):
+    app, began = await workplace.open(), []
+
+    @app.task(queue="mail", status=True, retry=SOON)
+    async def messy() -> None:
+        began.append(1)
+        try:
+            await asyncio.Event().wait()
+        finally:
+            raise LookupError("while cleaning up")
+
+    @app.task(queue="mail", status=True)
+    async def group() -> None:
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(_fail())
+
+    await workplace.start(app, concurrency=1)
+    job = await messy.send()
+    await eventually(lambda: began)
+    await job.cancel()
+    await job.wait(timeout=5)
+    assert (await job.status()).status == "cancelled"
+    # The next job in the same place sees nothing of it.
+    other = await group.with_options(max_attempts=1).send()
+    await other.wait(timeout=5)
+    assert (await other.status()).error_type.endswith("ExceptionGroup")
+    assert began == [1]
+
+
+async def _fail():
+    raise ValueError
+
+
+async def test_a_cancelled_job_lets_its_unique_key_go_wherever_it_is(workplace):
+    app, began = await workplace.open(), asyncio.Event()
+
+    @app.task(queue="mail", status=True)
+    async def hang() -> None:
+        began.set()
+        await asyncio.Event().wait()
+
+    await workplace.start(app)
+    job = await hang.with_options(unique="u").send()
+    await began.wait()
+    assert not (await hang.with_options(unique="u").send()).created
+    await job.cancel()
+    await job.wait(timeout=5)
+    again = await hang.with_options(unique="u", delay=60).send()
+    assert again.created
+    await again.cancel()
+    assert (await hang.with_options(unique="u", delay=60).send()).created
+
+
+# ---- expiring
+
+
+@pytest.mark.parametrize("tracked", [True, False])
+async def test_a_job_that_is_too_late_is_not_begun(workplace, tracked):
+    app, ran = await workplace.open(), []
+
+    @app.task(queue="mail", status=tracked)
+    async def note(number: int) -> None:
+        ran.append(number)
+
+    late = await note.with_options(expires=0.05).send(1)
+    fine = await note.with_options(expires=60).send(2)
+    queue = note.queue
+    deadline = await queue.server_ms() + 60
+    await eventually(lambda: _past(queue, deadline))
+    await workplace.start(app)
+    await eventually(counts(queue, done=1, expired=1))
+    assert ran == [2]
+    assert await in_hand(queue) == 0
+    if tracked:
+        assert (await late.status()).status == "expired"
+        assert (await fine.status()).status == "done"
+        with pytest.raises(JobFailed):
+            await late.result(timeout=1)
+
+
+async def _past(queue, ms):
+    seconds, micros = await queue.client.call("TIME")
+    return int(seconds) * 1000 + int(micros) // 1000 > ms
+
+
+async def test_a_retry_that_would_be_too_late_is_not_made(workplace):
+    app, attempts = await workplace.open(), []
+
+    @app.task(queue="mail", status=True, retry=RetryPolicy(max_attempts=5, backoff=Fixed(0.4)))
+    async def fail() -> None:
+        attempts.append(1)
+        raise LookupError
+
+    await workplace.start(app)
+    job = await fail.with_options(expires=0.3).send()
+    await job.wait(timeout=5)
+    assert (await job.status()).status == "expired"
+    assert attempts == [1]
+
+
+# ---- once for one key
+
+
+@pytest.mark.parametrize("how", ["at the same time", "while it runs", "after its end"])
+async def test_a_hundred_submits_of_one_key_are_one_run_and_a_hundred_results(workplace, how):
+    app, other, runs = await workplace.open(), await workplace.open(), []
+    began, go_on = asyncio.Event(), asyncio.Event()
+
+    @app.task(queue="mail", name="charge")
+    async def charge(amount: int) -> int:
+        runs.append(amount)
+        began.set()
+        await go_on.wait()
+        return len(runs) * 1000 + amount
+
+    await workplace.start(app)
+    await workplace.start(app)
+    sender = charge.with_options(idempotency_key="order-7")
+    jobs = []
+    if how != "at the same time":
+        jobs.append(await sender.send(42))
+        await began.wait()
+    if how == "after its end":
+        go_on.set()
+        await jobs[0].result(timeout=5)
+
+    async def submit(number):
+        if number % 2:
+            return await sender.send(42)
+        return await other.send("charge", (42,), queue="mail", idempotency_key="order-7")
+
+    jobs += await asyncio.gather(*(submit(number) for number in range(100 - len(jobs))))
+    go_on.set()
+    results = await asyncio.gather(*(job.result(timeout=5) for job in jobs))
+    assert results == [1042] * 100
+    assert runs == [42]
+    assert len({job.id for job in jobs}) == 1
+    assert sum(job.created for job in jobs) == 1
+
+
+async def test_an_id_that_has_ended_is_not_run_again_by_whoever_pushes_it(workplace):
+    app, runs = await workplace.open(), []
+    queue = app.queue("mail", status=True)
+
+    @queue.handler
+    async def work(job: dict) -> None:
+        runs.append(job["job_id"])
+
+    await workplace.start(app)
+    await queue.push({"job_id": "a"})
+    await queue.job("a").wait(timeout=5)
+    before = await record(queue, "a")
+    await queue.client.call("RPUSH", queue.keyring.waiting, b'{"job_id":"a"}')
+    await queue.push({"job_id": "b"})
+    await queue.job("b").wait(timeout=5)
+    await eventually(lambda: _empty(queue))
+    assert runs == ["a", "b"]
+    assert await record(queue, "a") == before
