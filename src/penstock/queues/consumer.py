@@ -127,7 +127,7 @@ class QueueConsumer(Service):
             await life.run()
         finally:
             self._life = None
-            self._lifeline.drop(hand.worker)
+            self._lifeline.drop(hand.worker, hand.keys)
 
     def _performer_of(self, item: Item) -> Performer | None:
         if item.task:

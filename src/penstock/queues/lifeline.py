@@ -35,7 +35,7 @@ class Lifeline(Service):
         super().__init__("lifeline")
         self._client = client
         self._every_s = client.settings.queues.beat_s
-        self._members: dict[str, tuple[QueueKeyring, Callable[[], None]]] = {}
+        self._members: dict[tuple[str, str], tuple[QueueKeyring, Callable[[], None]]] = {}
         self._lock = threading.Lock()
         self._end: Callable[[], object] | None = None
         self._trouble: str | None = None
@@ -46,11 +46,11 @@ class Lifeline(Service):
     def hold(self, worker: str, keys: QueueKeyring, when_dead: Callable[[], None]) -> None:
         """Beat for a member; `when_dead` is called in the event loop if it was given up."""
         with self._lock:
-            self._members[worker] = (keys, when_dead)
+            self._members[keys.queue, worker] = (keys, when_dead)
 
-    def drop(self, worker: str) -> None:
+    def drop(self, worker: str, keys: QueueKeyring) -> None:
         with self._lock:
-            self._members.pop(worker, None)
+            self._members.pop((keys.queue, worker), None)
 
     async def run(self) -> None:
         loop, ended = asyncio.get_running_loop(), asyncio.Event()
@@ -107,15 +107,18 @@ class Lifeline(Service):
         with self._lock:
             members = list(self._members.items())
         alive = await asyncio.gather(
-            *(client.scripts.beat_queue(keys=keys, worker=worker) for worker, (keys, _) in members),
+            *(
+                client.scripts.beat_queue(keys=keys, worker=worker)
+                for (_, worker), (keys, _) in members
+            ),
             return_exceptions=True,
         )
         failed = None
-        for (worker, (_, when_dead)), answer in zip(members, alive, strict=True):
+        for ((_, worker), (keys, when_dead)), answer in zip(members, alive, strict=True):
             if isinstance(answer, BaseException):
                 failed = answer
             elif not answer:
-                self.drop(worker)
+                self.drop(worker, keys)
                 loop.call_soon_threadsafe(when_dead)
         if failed is not None:
             raise failed
