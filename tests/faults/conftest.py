@@ -1,9 +1,11 @@
-"""What the fault tests of topics share."""
+"""What the fault tests of topics and queues share."""
 
 from __future__ import annotations
 
 import pytest
 
+from .queues.crew import WORKER as QUEUE_WORKER
+from .queues.crew import Crew as QueueCrew
 from .topics.crew import Crew, Launcher
 
 
@@ -21,5 +23,23 @@ def make_crew(launcher, namespace, tmp_path):
 
     def make(url, **options):
         return Crew(launcher, url, namespace, tmp_path, **options)
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def queue_launcher():
+    """As `launcher`, for workers of queues."""
+    launcher = Launcher(QUEUE_WORKER)
+    yield launcher
+    launcher.close()
+
+
+@pytest.fixture
+def make_queue_crew(queue_launcher, namespace, tmp_path):
+    """`make_queue_crew(server.url, …)` gives workers, a producer and a nemesis for one queue."""
+
+    def make(url, **options):
+        return QueueCrew(queue_launcher, url, namespace, tmp_path, **options)
 
     return make

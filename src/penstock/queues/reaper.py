@@ -43,17 +43,20 @@ class Reaper:
         self._silence_ms = round(queues.silence_s * 1000)
         self._keep_ms = round(queues.keep_s * 1000)
 
-    async def reap(self, now_ms: int) -> int:
-        """Look for dead workers and return their jobs: how many. One round trip if none is dead."""
+    async def reap(self, now_ms: int, worker: str = "") -> int:
+        """Look for dead workers and return their jobs: how many. One round trip if none is dead.
+
+        `worker` is the one that looks; if it was silent itself, the server may have been away.
+        """
         returned = 0
         for name in await self._client.scripts.find_dead(
-            keys=self._keys, silence_ms=self._silence_ms
+            keys=self._keys, silence_ms=self._silence_ms, worker=worker
         ):
-            worker = name.decode()
-            moved = await self._return_claims(worker, now_ms)
+            dead = name.decode()
+            moved = await self._return_claims(dead, now_ms)
             returned += moved
             logger.warning(
-                "queue %s: worker %s is dead, returned %d jobs", self._keys.queue, worker, moved
+                "queue %s: worker %s is dead, returned %d jobs", self._keys.queue, dead, moved
             )
         self._counts.reaped += returned
         return returned

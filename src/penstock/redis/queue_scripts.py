@@ -188,16 +188,19 @@ class QueueScripts(ScriptCaller):
 
     async def beat_queue(self, *, keys: QueueKeyring, worker: str) -> bool:
         """Give a sign of life; False if the worker was given up as dead."""
-        return bool(await self.run("beat_queue", (keys.workers,), (worker,)))
+        silence_ms = round(self._client.settings.queues.silence_s * 1000)
+        return bool(await self.run("beat_queue", (keys.workers,), (worker, silence_ms)))
 
     async def leave_queue(self, *, keys: QueueKeyring, worker: str) -> int:
         """Stop being a worker: how many jobs were still in hand."""
         places = (keys.workers, keys.dead_workers, keys.claimed(worker))
         return await self.run("leave_queue", places, (worker,))
 
-    async def find_dead(self, *, keys: QueueKeyring, silence_ms: int) -> list[bytes]:
+    async def find_dead(
+        self, *, keys: QueueKeyring, silence_ms: int, worker: str = ""
+    ) -> list[bytes]:
         """Give up silent workers: all dead ones whose claims are to be returned."""
-        return await self.run("find_dead", (keys.workers, keys.dead_workers), (silence_ms,))
+        return await self.run("find_dead", (keys.workers, keys.dead_workers), (silence_ms, worker))
 
     async def reap_claims(
         self, *, keys: QueueKeyring, worker: str, keep_ms: int, jobs: Sequence[Argument]

@@ -23,6 +23,7 @@ from penstock.testing.eventually import eventually
 from penstock.testing.history import Recorder, Verdict, check, payload_hash, read_history
 
 WORKER = Path(__file__).parent / "worker.py"
+FAULTS = Path(__file__).parents[1]
 TOPIC, GROUP = "orders", "billing"
 LEASE_S = 1.0
 
@@ -30,9 +31,12 @@ LEASE_S = 1.0
 class Launcher:
     """The process that forks workers: they start in milliseconds, with all imports done."""
 
-    def __init__(self) -> None:
+    def __init__(self, worker: Path = WORKER) -> None:
         self._process = subprocess.Popen(
-            [sys.executable, str(WORKER)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+            [sys.executable, str(worker)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env=os.environ | {"PYTHONPATH": str(FAULTS)},
         )
         self._started: list[int] = []
         self.codes: dict[int, int] = {}

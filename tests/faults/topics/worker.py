@@ -16,6 +16,7 @@ import select
 import signal
 import sys
 import time
+from collections.abc import Callable, Coroutine
 from dataclasses import asdict
 from pathlib import Path
 
@@ -34,6 +35,8 @@ from penstock.topics.message import Message
 PR_SET_PDEATHSIG = 1
 MOST_PARTITIONS = 32
 MANY = 1_000_000
+
+Work = Callable[[dict], Coroutine[None, None, int]]
 
 
 class Diary:
@@ -280,7 +283,7 @@ def shift_clock(offset_s: float) -> None:
         type(SYSTEM_CLOCK).wall_ms = lambda clock: right_ms(clock) + round(offset_s * 1000)
 
 
-def run_worker(told: dict) -> None:
+def run_worker(work: Work, told: dict) -> None:
     log = os.open(f"{told['folder']}/{told['actor']}.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     os.dup2(log, 1)
@@ -289,7 +292,7 @@ def run_worker(told: dict) -> None:
     os._exit(run_process(lambda: work(told)))
 
 
-def serve() -> None:
+def serve(work: Work) -> None:
     """Start workers as they are asked for, until standard input ends."""
     prctl = ctypes.CDLL(None).prctl
     parent = os.getpid()
@@ -305,7 +308,7 @@ def serve() -> None:
                 prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
                 if os.getppid() != parent:
                     os._exit(1)
-                run_worker(json.loads(line))
+                run_worker(work, json.loads(line))
             tell(started=pid)
         with contextlib.suppress(ChildProcessError):
             while (ended := os.waitpid(-1, os.WNOHANG))[0]:
@@ -318,4 +321,4 @@ def tell(**facts: int) -> None:
 
 
 if __name__ == "__main__":
-    serve()
+    serve(work)

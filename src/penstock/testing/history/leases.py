@@ -1,4 +1,4 @@
-"""Invariants about leases: one owner at a time, and the stale one is refused."""
+"""Invariants about leases and claims: one owner at a time, and the stale one is refused."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def check_leases(ledger: Ledger, findings: Findings) -> None:
     for track in ledger.tracks.values():
         lease_grants = granted.get((track.group, track.partition))
         for write in track.writes:
-            newer = _newer_grant(write, lease_grants)
+            newer = _newer_grant(write, lease_grants) or _newer_claim(track, write)
             lost = told.get((write.end.actor, track.group, track.partition, write.fence))
             _stale_writes_are_refused(track, write, newer, lost, findings)
         if len(track.writes) > 1:
@@ -89,6 +89,17 @@ def _newer_grant(write: Write, granted: _GrantedBy | None) -> Grant | None:
         return None
     newest = granted.before(write.since)
     return newest if newest is not None and newest.fence > write.fence else None
+
+
+def _newer_claim(track: Track, write: Write) -> Grant | None:
+    """A claim that was certainly made after the writer's own, and before the write was sent."""
+    actor = write.end.actor
+    own = [one for one in track.claims if (one.event.actor, one.fence) == (actor, write.fence)]
+    if not own:
+        return None
+    since, until = own[0].event.t_mono, write.since
+    later = (one for one in track.claims if since < one.since and one.event.t_mono < until)
+    return next(later, None)
 
 
 def _stale_writes_are_refused(

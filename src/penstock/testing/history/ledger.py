@@ -95,7 +95,7 @@ class Write:
 
 @dataclass(slots=True, eq=False)
 class Grant:
-    """A lease given, between `since` and the event's time."""
+    """A lease or a claim given, between `since` and the event's time."""
 
     event: Event
     fence: int
@@ -113,6 +113,8 @@ class Track:
     runs: list[Run] = field(default_factory=list[Run])
     writes: list[Write] = field(default_factory=list[Write])
     places: list[Event] = field(default_factory=list[Event])
+    claims: list[Grant] = field(default_factory=list[Grant])
+    """Where messages are not leased by partitions but taken in hand one by one."""
 
     def accepted(self, *ops: str) -> Write | None:
         """The first write of these kinds that the server took."""
@@ -223,6 +225,7 @@ class Ledger:
             "dead": self._read_write,
             "replay": self._read_replay,
             "grant": self._read_grant,
+            "claim": self._read_claim,
             "lose": self.losses.append,
             "purge": self.purges.append,
             "final": self._read_final,
@@ -274,6 +277,14 @@ class Ledger:
         self.groups.add(about.group)
         self._fences[event.actor, about.group, about.partition] = event.fence
         self.grants[about.group, about.partition].append(Grant(event, event.fence, since))
+
+    def _read_claim(self, event: Event) -> None:
+        track = self._seen(event)
+        if track is None or event.fence is None:
+            return
+        invoke = self._invokes.get((event.pid, event.actor, event.call or 0))
+        since = event.t_mono if invoke is None or event.call is None else invoke.t_mono
+        track.claims.append(Grant(event, event.fence, since))
 
     def _read_replay(self, event: Event) -> None:
         sent = self.find(event)

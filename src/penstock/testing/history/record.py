@@ -27,6 +27,7 @@ Op: TypeAlias = Literal[
     "dead",  # it is dead-lettered: phases as for ack
     "replay",  # a dead letter becomes a message again, under an id of its own
     "grant",  # a lease is given, with its fence: invoke, then ok
+    "claim",  # a job is taken in hand, with a fence of this claim alone: ok, many to one invoke
     "lose",  # a lease, a process or the server is lost; see Event.victim
     "purge",  # an operator removes messages; without `msg` all that were sent before
     "final",  # where a message is found when all is quiet; see Event.place
@@ -83,7 +84,8 @@ class Event(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=Fa
     idem: str = ""
     attempt: int = 0
     fence: int | None = None
-    """Epoch of the lease. Without it, the one that was granted to the actor last."""
+    """Epoch of the lease, without it the one that was granted to the actor last; or number of the
+    claim among those of its actor."""
     partition: int | None = None
     group: str = ""
     payload_hash: str = ""
