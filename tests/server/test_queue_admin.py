@@ -11,6 +11,7 @@ from penstock.errors import (
     InvalidName,
     JobMissing,
     OutcomeUnknown,
+    OutOfMemory,
     QueueError,
     Unreachable,
 )
@@ -47,6 +48,13 @@ def admin(client):
 
 def job(id_, meta=None, task="mail.send"):
     return task_item(CODEC, id=id_, task=task, args=b"[]", kwargs=b"{}", meta=meta)
+
+
+def dead(id_):
+    return build_letter(
+        read_item(job(id_), CODEC), queue="mail", lane="", reason="exhausted", attempts=3,
+        max_attempts=3, failures=[], now_ms=1,
+    )  # fmt: skip
 
 
 async def push(client, keys, *items, lane="", side="right"):
@@ -850,6 +858,59 @@ async def test_a_queue_with_workers_or_their_jobs_is_not_deleted(client, keys, a
     with pytest.raises(QueueError, match="dead worker"):
         await admin.delete("mail")
     assert await client.call("HLEN", keys.claimed("w1")) == 1
+
+
+# --- other servers
+
+
+async def test_it_all_works_on_every_server(any_server, namespace):
+    async with Client(Settings(url=any_server.url, namespace=namespace)) as client:
+        admin, keys = QueueAdmin(client, CODEC), QueueKeyring.of(client.keys, "mail")
+        letters = admin.dead_letters("mail")
+        await push(client, keys, *(job(f"{number}") for number in range(60)))
+        await push(client, keys, job("g"), lane="g")
+        assert await admin.move("mail", "slow", count=20) == 20
+        assert await admin.move("mail", "slow", ids=["30", "31"]) == 2
+        await client.call("RPUSH", keys.dead_letters, *map(dead, ("a", "b", "c")))
+        await letters.edit("b", "other")
+        assert (await letters.requeue(["a"])).requeued == 1
+        assert await letters.purge(["b"]) == 1
+        assert await letters.purge(everything=True) == 1
+        assert await admin.pause("mail", "g")
+        assert await admin.pause("mail", "high")
+        assert (await admin.facts("mail")).waiting == 40
+        assert await admin.resume("mail", "g")
+        assert await admin.park("mail", "g", 60) > 0
+        assert (await admin.jobs("mail")).jobs == []
+        assert await admin.purge("mail", delayed=True) == 40
+        assert await admin.delete("mail")
+        assert await admin.delete("slow")
+
+
+@pytest.mark.parametrize("kind", ["valkey", "redis62"])
+async def test_a_full_server_can_be_relieved(start_server, namespace, kind):
+    server = start_server(kind)
+    async with Client(Settings(url=server.url, namespace=namespace)) as client:
+        admin, keys = QueueAdmin(client, CODEC), QueueKeyring.of(client.keys, "mail")
+        await push(client, keys, *(job(f"{number}") for number in range(60)))
+        await push(client, keys, job("g"), lane="g")
+        await submit(client, keys, "later", wait=60_000)
+        await client.call("RPUSH", keys.dead_letters, *map(dead, ("a", "b", "c")))
+        server.command("CONFIG", "SET", "maxmemory", "1")
+        with pytest.raises(OutOfMemory):
+            await client.call("SET", f"{namespace}:x", "y")
+        assert await admin.pause("mail")
+        assert await admin.pause("mail", "g")
+        assert await admin.resume("mail")
+        assert (await admin.dead_letters("mail").requeue(["a"])).requeued == 1
+        assert await admin.dead_letters("mail").purge(["b"]) == 1
+        assert await admin.dead_letters("mail").purge(everything=True) == 1
+        with pytest.raises(OutOfMemory):
+            await admin.move("mail", "slow", count=3)
+        assert (await admin.facts("mail")).waiting == 62
+        assert await admin.cancel("mail", "later") is Cancelled.CANCELLED
+        assert await admin.purge("mail", delayed=True) == 62
+        server.command("CONFIG", "SET", "maxmemory", "0")
 
 
 async def test_an_application_has_its_queues_at_hand(open_app, valkey_server):

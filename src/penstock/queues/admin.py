@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from datetime import datetime, timedelta
 from enum import StrEnum
 
-from penstock.delivery.audit import Act, default_who, read_acts, record_act
+from penstock.delivery.audit import Act, default_who, read_acts
 from penstock.delivery.payloads import SHOWN_BYTES
 from penstock.delivery.times import wait_s
 from penstock.errors import InvalidJob, JobMissing
@@ -351,7 +351,9 @@ class QueueAdmin:
     async def _record(
         self, keys: QueueKeyring, who: str | None, what: str, count: int, detail: str
     ) -> None:
-        await record_act(self._client, keys.audit, who=who, what=what, count=count, detail=detail)
+        await self._client.scripts.note_queue_act(
+            keys=keys, who=who or default_who(), what=what, count=count, detail=detail
+        )
 
 
 def _one_lane(keys: QueueKeyring, lane: str) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from penstock.delivery.payloads import SHOWN_BYTES, show_bytes
 from penstock.queues.items import Item, id_ms, read_item
+from penstock.queues.lanes import shown_lane
 from penstock.queues.letters import QueueLetter
 from penstock.queues.views import JobView, QueueLetterView
 from penstock.redis.codec import Codec
@@ -44,7 +45,7 @@ def show_letter(
         job_id=letter.job_id,
         task=letter.task,
         queue=letter.queue,
-        lane=letter.lane,
+        lane=shown_lane(letter.lane),
         group=letter.group,
         reason=letter.reason,
         error=letter.error,

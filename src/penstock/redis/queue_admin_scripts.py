@@ -63,6 +63,12 @@ class QueueAdminScripts(ScriptCaller):
         places = (letters, keys.audit)
         return bool(await self.run("edit_queue_letter", places, (who, detail, letter, new)))
 
+    async def note_queue_act(
+        self, *, keys: QueueKeyring, who: str, what: str, count: int, detail: str
+    ) -> int:
+        """Note what somebody did to a queue: 1."""
+        return await self.run("note_queue_act", (keys.audit,), (who, what, count, detail))
+
     async def pause_lane(self, *, keys: QueueKeyring, who: str, kind: str, lane: str) -> bool:
         """Let no job be claimed; False if that was so."""
         places = (keys.state, keys.ring, keys.parked, keys.audit)

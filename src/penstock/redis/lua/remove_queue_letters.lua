@@ -15,6 +15,8 @@
 -- Include: audit
 -- Include: pull
 redis.call('XLEN', KEYS[2])
+-- Servers before 7 let a script go on at maxmemory once it has written.
+redis.call('LTRIM', KEYS[1], 0, -1)
 local oldest, struck = math.min(ARGV[3], redis.call('LLEN', KEYS[1])), 0
 local last = 0
 if oldest > 0 then redis.call('LTRIM', KEYS[1], oldest, -1) end
