@@ -87,6 +87,8 @@ class Hand:
         self._client = client
         self._first = 1
         self._doubt = False
+        self._lost_calls: list[range] = []
+        """Numbers of claims that calls without an answer may have made."""
         self._server_ms, self._as_of = 0, time.monotonic()
         self._keep_ms = round(client.settings.queues.keep_s * 1000)
 
@@ -114,7 +116,8 @@ class Hand:
             )
         except ServerError as error:
             self.done = done + self.done
-            if isinstance(error, OutcomeUnknown):
+            if isinstance(error, OutcomeUnknown) and most:
+                self._lost_calls.append(range(self._first, self._first + most))
                 self._first += most
                 self._doubt = True
             raise
@@ -127,8 +130,8 @@ class Hand:
         self._note_time(now_ms)
         self.uses_lanes = bool(lanes)
         jobs = self._taken(taken)
-        if held > len(self.jobs):
-            self._doubt = True
+        if self._lost_calls and held > len(self.jobs):
+            self._doubt = True  # a call that was given up came to pass after all
         return strays + jobs
 
     def _taken(self, taken: Sequence[object]) -> list[JobContext]:
@@ -146,16 +149,23 @@ class Hand:
         return jobs
 
     async def _strays(self) -> list[JobContext]:
-        """Find jobs that are ours without our knowledge."""
+        """Find jobs that are ours without our knowledge: taken by a call whose answer was lost.
+
+        Other claims that we do not know are over: this look may be older than their ends.
+        """
         fields = await self._client.call("HGETALL", self.keys.claimed(self.worker))
         self._doubt = False
         found: list[JobContext] = []
         for name, data in zip(fields[::2], fields[1::2], strict=True):
             claim = name.decode()
-            if claim not in self.jobs:
+            number = int(claim.partition(":")[0])
+            call = next((one for one in self._lost_calls if number in one), None)
+            if call is not None and claim not in self.jobs:
                 job = self.jobs[claim] = JobContext(self, claim, read_item(data, self.codec))
                 found.append(job)
-                self._first = max(self._first, int(claim.partition(":")[0]) + 1)
+        if found:  # a call takes its jobs all at once, so nothing more comes of these
+            numbers = {int(job.claim.partition(":")[0]) for job in found}
+            self._lost_calls = [one for one in self._lost_calls if numbers.isdisjoint(one)]
         return found
 
     async def give_back(self, jobs: Sequence[JobContext]) -> None:
