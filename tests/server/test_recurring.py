@@ -195,3 +195,17 @@ async def test_an_app_lets_functions_recur_while_its_worker_runs(client, namespa
 
 async def _has(asked, count):
     return len(await asked()) == count
+
+
+async def test_a_job_dropped_by_a_tick_lets_its_unique_key_go(client, keys, registry, start):
+    schedules = Schedules(client)
+    registry.queue("work", QueueOptions(max_size=1, overflow="drop_oldest"))
+    task = registry.task(lambda: None, "work", name="slow", unique="one at a time")
+    schedule_task(schedules, task, DAILY)
+    other = registry.task(lambda: None, "work", name="other")
+    schedule_task(schedules, other, DAILY)
+    await schedules.trigger("slow")
+    assert await client.call("EXISTS", keys.unique("one at a time")) == 1
+    await schedules.trigger("other")
+    assert await client.call("EXISTS", keys.unique("one at a time")) == 0
+    await schedules.trigger("slow")

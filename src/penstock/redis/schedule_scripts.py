@@ -73,7 +73,8 @@ class ScheduleScripts(ScriptCaller):
             ),
             (
                 *(name, text, found, due, next_tick, lane, keys.queue, policy, max_size),
-                *(max_bytes, max_overflow, keys.records, keys.indexes, keep_ms, unique_ms),
+                *(max_bytes, max_overflow, keys.records, keys.indexes, keep_ms),
+                *(keys.uniques, unique_ms),
                 *(-1 if fields is None else len(fields), *(fields or ()), *jobs),
             ),
         )

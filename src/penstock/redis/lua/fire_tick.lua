@@ -25,9 +25,10 @@
 -- ARGV[12] str   beginning of the names of records
 -- ARGV[13] str   beginning of the names of the indexes by state
 -- ARGV[14] int   ms for which a final record is kept
--- ARGV[15] int   ms for which the unique key holds, 0 for jobs without one
--- ARGV[16] int   how many names and values for records follow, -1 for jobs without records
--- ARGV[17..] str  these; then for each job its id, its id as it stands in keys, and the job; none to
+-- ARGV[15] str   beginning of the names of unique keys
+-- ARGV[16] int   ms for which the unique key holds, 0 for jobs without one
+-- ARGV[17] int   how many names and values for records follow, -1 for jobs without records
+-- ARGV[18..] str  these; then for each job its id, its id as it stands in keys, and the job; none to
 --                 pass over a tick
 --
 -- Returns   2  done, but a job still holds the unique key: no other was queued
@@ -48,11 +49,11 @@ if ARGV[3] ~= '' then
   if now < tonumber(ARGV[4]) then return -1 end
 end
 
-local recorded, fields = tonumber(ARGV[16]), {}
-for place = 17, 16 + recorded do fields[#fields + 1] = ARGV[place] end
-local jobs, bytes, unique = {}, 0, ARGV[15] ~= '0'
+local recorded, fields = tonumber(ARGV[17]), {}
+for place = 18, 17 + recorded do fields[#fields + 1] = ARGV[place] end
+local jobs, bytes, unique = {}, 0, ARGV[16] ~= '0'
 local held = unique and redis.call('EXISTS', KEYS[8]) == 1
-for place = 17 + math.max(recorded, 0), #ARGV, 3 do
+for place = 18 + math.max(recorded, 0), #ARGV, 3 do
   local id, key, item = ARGV[place], ARGV[place + 1], ARGV[place + 2]
   -- A record that is there tells that the clock was set back: this moment has come before.
   local new = recorded < 0 or redis.call('EXISTS', ARGV[12] .. key) == 0
@@ -66,7 +67,7 @@ local list, side = list_of(KEYS[3], lane), redis.call('HGET', KEYS[2], 'side') o
 if #jobs > 0 then
   local room = make_room(list, KEYS[5], KEYS[4], KEYS[2], ARGV[7], side, ARGV[8],
     tonumber(ARGV[9]), tonumber(ARGV[10]), tonumber(ARGV[11]), #jobs, bytes, iso(now), now, lane,
-    function(item) note_loss(ARGV[12], index, item, now, ARGV[14]) end)
+    function(item) note_loss(ARGV[12], index, item, now, ARGV[14], ARGV[15]) end)
   if not room then return 0 end
   redis.call('HINCRBY', KEYS[4], 'added', #jobs)
   if lane ~= '' then redis.call('HSETNX', KEYS[2], 'lanes', 1) end
@@ -79,7 +80,7 @@ for _, job in ipairs(jobs) do
     redis.call('HSET', ARGV[12] .. job[2], 'job_id', job[1])
     redis.call('ZADD', index .. 'queued', now, job[2])
   end
-  if unique then redis.call('SET', KEYS[8], job[2], 'PX', ARGV[15]) end
+  if unique then redis.call('SET', KEYS[8], job[2], 'PX', ARGV[16]) end
   put(KEYS[3], KEYS[6], KEYS[7], KEYS[2], side, lane, job[3], false)
 end
 if ARGV[3] ~= '' then redis.call('ZADD', KEYS[1], ARGV[5], name) end
