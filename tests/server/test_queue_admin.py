@@ -555,6 +555,44 @@ async def test_delayed_ids_without_a_job_are_purged_too(client, keys, admin):
     assert await client.call("ZCARD", keys.delayed) == 0
 
 
+@pytest.mark.parametrize("part", ["ring", "state", "counters", "waiting"])
+async def test_a_key_of_a_wrong_type_stops_a_purge_or_move_before_it_writes(
+    client, keys, admin, part
+):
+    if part != "waiting":
+        await client.call("RPUSH", keys.waiting, job("a"))
+    await client.call("SET", getattr(keys, part), "x")
+    before = await everything(client, keys)
+    for act in (admin.purge("mail"), admin.purge("mail", ""), admin.delete("mail")):
+        with pytest.raises(CommandRefused, match="WRONGTYPE"):
+            await act
+    assert await everything(client, keys) == before
+    if part in ("ring", "state"):
+        with pytest.raises(CommandRefused, match="WRONGTYPE"):
+            await admin.move("mail", "slow")
+        assert await ids(client, keys.waiting) == ["a"]
+
+
+async def test_a_record_of_a_wrong_type_stops_a_purge_before_it_writes(client, keys, admin):
+    await push(client, keys, job("a"), job("b"))
+    await client.call("SET", keys.record("b"), "x")
+    before = await everything(client, keys)
+    with pytest.raises(CommandRefused, match="WRONGTYPE"):
+        await admin.purge("mail")
+    assert await everything(client, keys) == before
+
+
+async def test_counts_that_are_no_numbers_stop_a_purge_before_it_writes(client, keys, admin):
+    await push(client, keys, job("a"))
+    for place, name in ((keys.counters, "purged"), (keys.state, "bytes")):
+        await client.call("HSET", place, name, "many")
+        with pytest.raises(CommandRefused, match="not a number"):
+            await admin.purge("mail")
+        await client.call("HDEL", place, name)
+    assert await ids(client, keys.waiting) == ["a"]
+    assert await admin.purge("mail") == 1
+
+
 # --- moving
 
 

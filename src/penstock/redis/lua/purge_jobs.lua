@@ -24,8 +24,11 @@ redis.call('HDEL', KEYS[3], '')
 -- Include: audit
 -- Include: pull
 local list = list_of(KEYS[1], ARGV[1])
+local has_record = {}
 for place = 5, #ARGV, 4 do
-  if ARGV[place + 2] ~= '' then redis.call('HEXISTS', ARGV[2] .. ARGV[place + 2], 'status') end
+  local id = ARGV[place + 2]
+  has_record[place] = id ~= '' and redis.call('EXISTS', ARGV[2] .. id) == 1
+  if has_record[place] then redis.call('HEXISTS', ARGV[2] .. id, 'status') end
 end
 redis.call('LLEN', KEYS[2])
 check_numbers(KEYS[3], 'bytes')
@@ -41,11 +44,11 @@ for place = 5, #ARGV, 4 do
     strike(list, index)
     last = index
     removed, freed = removed + 1, freed + #item
-    if id ~= '' then
+    if has_record[place] then
       close(ARGV[2] .. id, ARGV[3], id, 'cancelled', now, ARGV[4],
         {'error', 'purged', 'error_type', 'Purged'}, at)
-      forget(unique, id)
     end
+    forget(unique, id)
   end
 end
 remove_struck(list, removed, last)
