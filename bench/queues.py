@@ -44,7 +44,7 @@ class Sizes:
 
 
 QUICK = Sizes(1, 100_000, alone=3_000, peer_s=0.4, paced_s=3, deep=200_000)
-FULL = Sizes(5, 300_000, alone=10_000, peer_s=1.6, paced_s=8, deep=1_000_000)
+FULL = Sizes(5, 300_000, alone=10_000, peer_s=1.2, paced_s=6, deep=1_000_000)
 
 RAW, PLAIN, TRACKED, FAR = "by hand", "plain task", "task with a record", "2 ms away"
 ALONE, IN_BULK = " alone", " in bulk"
