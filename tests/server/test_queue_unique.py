@@ -1,0 +1,170 @@
+"""Unique keys while workers run: held until the job has ended, or for a time."""
+
+import asyncio
+
+import pytest
+from tests.workplace import claim_as, counters, letters
+
+from penstock import Fixed, RetryPolicy
+from penstock.testing.eventually import eventually
+from penstock.testing.queues import clock
+
+
+async def holder(queue, key):
+    held = await queue.client.call("GET", queue.keyring.unique(key))
+    return None if held is None else held.decode()
+
+
+@pytest.fixture
+async def app(workplace):
+    return await workplace.open(silence_s=0.4)
+
+
+@pytest.mark.parametrize("status", [True, False])
+async def test_a_key_is_held_while_its_job_waits_and_runs_and_free_afterwards(
+    workplace, app, status
+):
+    began, go_on, ran = asyncio.Event(), asyncio.Event(), []
+
+    @app.task(queue="mail", status=status)
+    async def sync(account: int) -> None:
+        ran.append(account)
+        began.set()
+        await go_on.wait()
+
+    sender = sync.with_options(unique="account-7")
+    first = await sender.send(7)
+    assert not (await sender.send(7)).created
+    await workplace.start(app)
+    await began.wait()
+    second = await sender.send(7)
+    assert (second.created, second.id) == (False, first.id)
+    go_on.set()
+    await eventually(lambda: _is_free(sync.queue, "account-7"))
+    third = await sender.send(7)
+    assert third.created
+    assert third.id != first.id
+    await eventually(lambda: ran == [7, 7])
+
+
+async def _is_free(queue, key):
+    return await holder(queue, key) is None
+
+
+async def test_a_key_is_held_through_retries_and_free_after_the_burial(workplace, app):
+    attempts = []
+
+    @app.task(queue="mail", retry=RetryPolicy(max_attempts=2, backoff=Fixed(60)))
+    async def fail() -> None:
+        attempts.append(1)
+        raise LookupError
+
+    sender = fail.with_options(unique="u")
+    await workplace.start(app)
+    job = await sender.send()
+    await eventually(lambda: _counted(fail.queue, "retried", 1))
+    assert await holder(fail.queue, "u") == job.id
+    assert not (await sender.send()).created
+    await clock.advance(app, 60)
+    await eventually(lambda: _counted(fail.queue, "dead", 1))
+    assert await holder(fail.queue, "u") is None
+    assert len(await letters(fail.queue)) == 1
+
+
+async def _counted(queue, name, number):
+    return (await counters(queue)).get(name) == number
+
+
+async def test_a_key_is_free_after_its_job_has_expired(workplace, app):
+    @app.task(queue="mail")
+    async def work() -> None: ...
+
+    await work.with_options(unique="u", expires=0.01).send()
+    await clock.advance(app, 1)
+    await workplace.start(app)
+    await eventually(lambda: _is_free(work.queue, "u"))
+    await eventually(lambda: _counted(work.queue, "expired", 1))
+
+
+async def test_a_key_goes_with_the_job_when_its_worker_dies(workplace, app):
+    ran = []
+
+    @app.task(queue="mail")
+    async def work() -> None:
+        ran.append(1)
+
+    sender = work.with_options(unique="u")
+    job = await sender.send()
+    await claim_as(work.queue, "dead", 1)
+    assert await holder(work.queue, "u") == job.id
+    assert not (await sender.send()).created
+    await workplace.start(app)
+    await eventually(lambda: ran == [1])
+    await eventually(lambda: _is_free(work.queue, "u"))
+
+
+async def test_a_window_holds_however_soon_the_job_ends(workplace, app):
+    ran = []
+
+    @app.task(queue="mail")
+    async def work() -> None:
+        ran.append(1)
+
+    sender = work.with_options(unique="u", unique_for=30)
+    await workplace.start(app)
+    await sender.send()
+    await eventually(lambda: _counted(work.queue, "done", 1))
+    assert not (await sender.send()).created
+    await clock.advance(app, 29)
+    assert not (await sender.send()).created
+    await clock.advance(app, 2)
+    assert (await sender.send()).created
+    await eventually(lambda: ran == [1, 1])
+
+
+async def test_a_hundred_senders_of_one_key_beside_workers_never_run_two_at_once(workplace, app):
+    at_once, most, ran = 0, 0, 0
+
+    @app.task(queue="mail")
+    async def work() -> None:
+        nonlocal at_once, most, ran
+        at_once += 1
+        most = max(most, at_once)
+        await asyncio.sleep(0.002)
+        at_once -= 1
+        ran += 1
+
+    await workplace.start(app)
+    await workplace.start(app)
+    sender = work.with_options(unique="u")
+
+    async def send_often():
+        return sum([(await sender.send()).created for _ in range(20)])
+
+    created = sum(await asyncio.gather(*(send_often() for _ in range(100))))
+    await eventually(lambda: ran == created)
+    assert most == 1
+    assert created > 1
+
+
+async def test_a_replayed_job_takes_its_key_again(workplace, app):
+    ran, broken = [], [True]
+
+    @app.task(queue="mail", status=True, retry=RetryPolicy(max_attempts=1))
+    async def work() -> None:
+        ran.append(1)
+        if broken:
+            raise LookupError
+
+    job = await work.with_options(unique="u").send()
+    worker = await workplace.start(app)
+    await job.wait(timeout=5)
+    await workplace.stop(worker)
+    broken.clear()
+    await app.queues.retry("mail", job.id)
+    assert await holder(work.queue, "u") == job.id
+    assert not (await work.with_options(unique="u").send()).created
+    await workplace.start(app)
+    await job.result(timeout=5)
+    assert await holder(work.queue, "u") is None
+    assert ran == [1, 1]
