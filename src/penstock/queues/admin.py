@@ -3,35 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from datetime import datetime, timedelta
+from datetime import timedelta
 from enum import StrEnum
 
-from penstock.delivery.audit import Act, default_who, read_acts
-from penstock.delivery.payloads import SHOWN_BYTES
+from penstock.delivery.audit import default_who
 from penstock.delivery.times import wait_s
 from penstock.errors import InvalidJob, JobMissing
-from penstock.queues.choice import MOST_AT_ONCE, checked_id, whole
-from penstock.queues.dead_letters import QueueDeadLetters
+from penstock.queues.choice import checked_id, whole
 from penstock.queues.deletion import delete_queue
-from penstock.queues.facts import list_queues, queue_workers, read_facts
-from penstock.queues.in_hand import read_claims, wait_until_idle
-from penstock.queues.lane_pages import LanePages
-from penstock.queues.lanes import FIXED, fair_lanes, lane_named
+from penstock.queues.in_hand import wait_until_idle
+from penstock.queues.lanes import FIXED, fair_lanes, lane_named, one_lane
+from penstock.queues.looks import QueueLooks
 from penstock.queues.moving import Move
 from penstock.queues.purging import purge_delayed, purge_lane
-from penstock.queues.records import JobRecord
-from penstock.queues.search import JobState, read_job, search_jobs
-from penstock.queues.showing import show_job
-from penstock.queues.views import (
-    ClaimView,
-    JobPage,
-    JobView,
-    QueueFacts,
-    QueueLine,
-    QueueWorkerView,
-)
-from penstock.redis.client import Client
-from penstock.redis.codec import Codec
 from penstock.redis.keys import QueueKeyring
 
 __all__ = ["Cancelled", "QueueAdmin"]
@@ -51,7 +35,7 @@ class Cancelled(StrEnum):
     """It had ended before."""
 
 
-class QueueAdmin:
+class QueueAdmin(QueueLooks):
     """Shows, pauses, empties, moves and deletes queues and their jobs.
 
     A queue that was never used has zeros and `known=False`; a server that cannot be asked is a
@@ -59,102 +43,6 @@ class QueueAdmin:
     priority or the group of a fair lane. Each act is on record; `who` names the person there;
     without it, that is this process's user and host.
     """
-
-    def __init__(self, client: Client, codec: Codec) -> None:
-        self._client, self._codec = client, codec
-
-    # --- looking
-
-    async def list(self) -> list[QueueLine]:
-        """Every registered queue by name. Two round trips, O(queues)."""
-        return await list_queues(self._client)
-
-    async def facts(self, queue: str) -> QueueFacts:
-        """How a queue stands. Two round trips; it takes no longer if more jobs wait."""
-        return await read_facts(self._client, self._codec, queue)
-
-    async def workers(self, queue: str) -> list[QueueWorkerView]:
-        """Workers of a queue, those given up as dead last. Two round trips, O(workers)."""
-        return await queue_workers(self._client, queue)
-
-    async def claims(self, queue: str, worker: str, count: int = 100) -> list[ClaimView]:
-        """What a worker has in hand, the oldest claims first. Two round trips, O(its claims)."""
-        keys = self._keys(queue)
-        whole("count", count, 1, MOST_AT_ONCE)
-        return await read_claims(self._client, self._codec, keys, worker, count)
-
-    async def peek(
-        self,
-        queue: str,
-        lane: str = "",
-        start: int = 0,
-        count: int = 100,
-        *,
-        most_bytes: int = SHOWN_BYTES,
-    ) -> list[JobView]:
-        """Jobs that wait in a lane, up to 1,000, the next to be claimed first.
-
-        A round trip, and one per page of 200 or fewer. It claims nothing.
-        """
-        keys = self._keys(queue)
-        whole("start", start, 0)
-        whole("count", count, 1, MOST_AT_ONCE)
-        pages = LanePages(self._client, self._codec, keys, _one_lane(keys, lane))
-        left = min(count, await pages.count() - start)
-        jobs: list[JobView] = []
-        while len(jobs) < left:
-            place = start + len(jobs)
-            page = await pages.page(place, left - len(jobs))
-            if not page:
-                break
-            jobs += [
-                show_job(item, lane=lane, place=place + at, most_bytes=most_bytes)
-                for at, item in enumerate(page)
-            ]
-        return jobs
-
-    async def job(self, queue: str, job_id: str) -> JobRecord:
-        """The record of a job; `JobMissing` if it has none (any more). One round trip."""
-        return await read_job(self._client, queue, job_id)
-
-    async def jobs(
-        self,
-        queue: str,
-        *,
-        state: JobState | None = None,
-        name: str | None = None,
-        error: str | None = None,
-        since: datetime | float | None = None,
-        until: datetime | float | None = None,
-        cursor: str | None = None,
-        count: int = 100,
-    ) -> JobPage:
-        """Search jobs that have a record: state by state, the newest first.
-
-        `name` and `error` are parts of the task's name and of the error's text or class; `since`
-        and `until` say when the state was taken. Two round trips per 100 jobs looked at, 10,000 at
-        most: where few match, a page is short and its cursor goes on. A cursor stays good while
-        jobs come and go.
-        """
-        return await search_jobs(
-            self._client,
-            queue,
-            state=state,
-            name=name,
-            error=error,
-            since=since,
-            until=until,
-            cursor=cursor,
-            count=count,
-        )
-
-    def dead_letters(self, queue: str, *, overflow: bool = False) -> QueueDeadLetters:
-        """Dead letters of a queue or, with `overflow`, jobs moved aside when it was full."""
-        return QueueDeadLetters(self._client, self._codec, queue, overflow=overflow)
-
-    async def audit(self, queue: str, count: int = 100) -> list[Act]:
-        """What people did to a queue and its letters, the newest first. One round trip."""
-        return await read_acts(self._client, self._keys(queue).audit, count)
 
     # --- stopping and going on
 
@@ -303,8 +191,8 @@ class QueueAdmin:
             self._codec,
             keys,
             target,
-            lane=_one_lane(keys, lane),
-            to_lane=_one_lane(target, lane if to_lane is None else to_lane),
+            lane=one_lane(keys, lane),
+            to_lane=one_lane(target, lane if to_lane is None else to_lane),
             who=who or default_who(),
         )
         await self._client.call("SADD", self._client.keys.queues().registry, to)
@@ -345,22 +233,12 @@ class QueueAdmin:
 
     # --- inside
 
-    def _keys(self, queue: str) -> QueueKeyring:
-        return QueueKeyring.of(self._client.keys, queue)
-
     async def _record(
         self, keys: QueueKeyring, who: str | None, what: str, count: int, detail: str
     ) -> None:
         await self._client.scripts.note_queue_act(
             keys=keys, who=who or default_who(), what=what, count=count, detail=detail
         )
-
-
-def _one_lane(keys: QueueKeyring, lane: str) -> str:
-    kind, name = lane_named(keys, lane)
-    if kind == "queue":
-        raise InvalidJob("lane: expected a lane; '' is the plain list")
-    return name
 
 
 def _seconds(name: str, value: float | timedelta) -> float:

@@ -13,7 +13,15 @@ from penstock.redis.keys import QueueKeyring
 from penstock.redis.keys.names import decode_id
 from penstock.redis.keys.queues import PRIORITIES
 
-__all__ = ["FIXED", "LaneKind", "fair_lanes", "lane_named", "paused_lanes", "shown_lane"]
+__all__ = [
+    "FIXED",
+    "LaneKind",
+    "fair_lanes",
+    "lane_named",
+    "one_lane",
+    "paused_lanes",
+    "shown_lane",
+]
 
 FIXED: Final = ("", *PRIORITIES)
 """Lanes that every queue has: the plain list, and the priorities."""
@@ -36,6 +44,14 @@ def lane_named(keys: QueueKeyring, lane: str | None) -> tuple[LaneKind, str]:
     if lane in FIXED:
         return "priority", lane
     return "fair", keys.lane(lane)
+
+
+def one_lane(keys: QueueKeyring, lane: str) -> str:
+    """How a lane, and not the whole queue, stands in keys."""
+    kind, name = lane_named(keys, lane)
+    if kind == "queue":
+        raise InvalidJob("lane: expected a lane; '' is the plain list")
+    return name
 
 
 def shown_lane(lane: str) -> str:
