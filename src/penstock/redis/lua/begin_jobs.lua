@@ -30,9 +30,9 @@ for place = 4, #ARGV, 4 do
       verdict = 0
     else
       redis.call('HSET', record, 'status', 'processing', 'started_at', at, 'worker', ARGV[1],
-        'claim', claim, 'attempt', attempt, 'retry_count', attempt - 1)
+        'attempt', attempt)
       if not status then  -- pushed by a program that keeps no records
-        redis.call('HSET', record, 'job_id', id, 'submitted_at', at)
+        redis.call('HSET', record, 'job_id', id, 'submitted_at', at, 'retry_count', attempt - 1)
       elseif status ~= 'processing' then
         from[status] = from[status] or {}
         from[status][#from[status] + 1] = id
