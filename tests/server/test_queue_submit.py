@@ -14,6 +14,7 @@ from penstock.errors import (
     ConfigError,
     InvalidJob,
     InvalidName,
+    OutcomeUnknown,
     QueueFull,
     SendBatchFailed,
     SettingError,
@@ -466,6 +467,30 @@ async def test_a_task_can_be_unique_by_its_arguments(app):
     ]
     assert (await single.send(1)).created
     assert not (await single.send(2)).created
+
+
+async def test_a_submission_of_unknown_end_is_repeated_until_it_is_known(
+    tracked, welcome, monkeypatch
+):
+    scripts, calls = tracked.queue.client.scripts, []
+    submit = scripts.submit_job
+
+    async def lose_the_first_reply(**arguments):
+        answer = await submit(**arguments)
+        calls.append(list(answer))
+        if len(calls) == 1:
+            raise OutcomeUnknown("the reply was lost")
+        return answer
+
+    monkeypatch.setattr(scripts, "submit_job", lose_the_first_reply)
+    job = await tracked.send(1)
+    assert (job.created, [answer[0] for answer in calls]) == (True, [1, 2])
+    assert [item.id for item in await items(tracked.queue)] == [job.id]
+    # Without a record nobody could tell whether it is there: the caller decides.
+    calls.clear()
+    with pytest.raises(OutcomeUnknown):
+        await welcome.with_options(delay=60).send(1)
+    assert len(calls) == 1
 
 
 async def test_a_hundred_parallel_submits_of_one_key_are_one_job(open_queues):

@@ -288,6 +288,7 @@ class Queue:
             raise QueueMismatch(self.name, held, options.push)
         self._side = held
         self._declared_until = time.monotonic() + _DECLARED_FOR_S
+        self._ahead_ms = None  # the clocks may have been set meanwhile
 
     def configure(self, options: QueueOptions) -> None:
         """Take over options that were given after the queue was first named."""
