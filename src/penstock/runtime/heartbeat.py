@@ -6,6 +6,7 @@ import asyncio
 import logging
 import os
 import platform
+import re
 import secrets
 from collections.abc import Callable
 
@@ -67,7 +68,8 @@ class Heartbeat(Duty):
     ) -> None:
         settings = client.settings.worker
         super().__init__("heartbeat", self._beat, every_s=settings.heartbeat_s, clock=clock)
-        host = platform.node() or "localhost"
+        # Some names of machines would have to be encoded where they stand in keys.
+        host = re.sub(r"[^A-Za-z0-9_.-]", "-", platform.node()) or "localhost"
         self.worker_id = f"{host}-{os.getpid()}-{secrets.token_hex(3)}"
         self.load: Callable[[], WorkerLoad] | None = None
         """Tells what the worker is doing, if it works for queues."""
