@@ -15,6 +15,7 @@ from penstock.errors import (
     InvalidJob,
     InvalidName,
     OutcomeUnknown,
+    OutOfMemory,
     QueueFull,
     SendBatchFailed,
     SettingError,
@@ -23,6 +24,7 @@ from penstock.queues.items import id_ms, read_item
 from penstock.queues.options import QueueOptions
 from penstock.settings import QueueSettings, Settings
 from penstock.testing.eventually import eventually
+from penstock.testing.servers import ServerProcess
 
 ODD_ID = "order 7/ü:{x}%*"
 
@@ -636,6 +638,32 @@ async def test_limits_changed_by_others_are_left_alone(app):
     queue._declared_until = 0.0
     await queue.declared()
     assert await app.redis.call("HGET", state, "limit") == b"2"
+
+
+async def test_a_full_server_refuses_new_jobs_whole_and_lets_workers_begin():
+    with ServerProcess("valkey") as server:
+        async with Penstock(server.url) as app:
+            await app.queue("jobs", push="left", max_size=2, overflow="drop_oldest").push("a")
+            memory = (await app.redis.call("INFO", "memory")).decode()
+            used = int(memory.partition("used_memory:")[2].split()[0])
+            await app.redis.call("CONFIG", "SET", "maxmemory", used - 100_000)
+            async with Penstock(server.url) as worker:
+                assert await worker.queue("jobs", limit=5).declared() == "left"
+                queue = worker.queue("jobs")
+                for refused in (
+                    queue.push("b"),
+                    queue.push_many(["b", "c"]),
+                    queue.push("b", unique="u", delay=5),
+                    worker.send("t", queue="jobs", idempotency_key="k"),
+                ):
+                    with pytest.raises(OutOfMemory):
+                        await refused
+                assert await app.redis.call("LRANGE", "jobs", 0, -1) == [b"a"]
+                assert await record(queue, "k") == {}
+                await app.redis.call("CONFIG", "SET", "maxmemory", 0)
+                queue._declared_until = 0.0
+                await queue.declared()
+                assert await app.redis.call("HGET", queue.keyring.state, "limit") == b"5"
 
 
 async def _is_there(client, key):

@@ -11,7 +11,7 @@ from typing import Any, Final, TypeVar, overload
 
 from penstock.clock import SYSTEM_CLOCK
 from penstock.delivery.retries import RetryPolicy
-from penstock.errors import ConfigError, QueueFull, QueueMismatch
+from penstock.errors import ConfigError, OutOfMemory, QueueFull, QueueMismatch
 from penstock.queues.adding import Adder, Target
 from penstock.queues.handlers import RawHandler, as_isolation
 from penstock.queues.isolation import Isolation
@@ -39,6 +39,7 @@ Handle = TypeVar("Handle", bound=Callable[..., Any])
 
 _DECLARED_FOR_S: Final = 60.0
 """After so long a queue is registered anew: somebody may have deleted it."""
+_UNDECLARED_FOR_S: Final = 1.0
 
 
 class Queue:
@@ -70,6 +71,7 @@ class Queue:
         self.raw_handler: RawHandler | None = None
         self.poller = poller or Poller(client)
         self._side = ""
+        self._limits_told = False
         self._declared_until = 0.0
         self._declaring = asyncio.Lock()
         self._ahead_ms: int | None = None
@@ -270,8 +272,23 @@ class Queue:
         return self._side
 
     async def _declare(self) -> None:
-        options, first = self.options, not self._side
-        registering = self.client.call("SADD", self.client.keys.queues().registry, self.name)
+        try:
+            side, for_s = await self._note_use(), _DECLARED_FOR_S
+        except OutOfMemory:
+            # A worker that starts on a full server has to drain it.
+            side = await self.client.call("HGET", self.keyring.state, "side")
+            for_s = _UNDECLARED_FOR_S
+        wanted = self.options.push
+        held = side.decode() if side else wanted or "right"
+        if wanted is not None and held != wanted:
+            raise QueueMismatch(self.name, held, wanted)
+        self._side = held
+        self._declared_until = time.monotonic() + for_s
+        self._ahead_ms = None  # the clocks may have been set meanwhile
+
+    async def _note_use(self) -> bytes:
+        """Register the queue and its options; the side that holds."""
+        options, first = self.options, not self._limits_told
         # Later on the limits are left alone: somebody may have changed them meanwhile.
         side, _ = await asyncio.gather(
             self.client.scripts.declare_queue(
@@ -281,19 +298,15 @@ class Queue:
                 limit=_text(options.limit) if first else "",
                 lane_limit=_text(options.lane_limit) if first else "",
             ),
-            registering,
+            self.client.call("SADD", self.client.keys.queues().registry, self.name),
         )
-        held = side.decode()
-        if options.push is not None and held != options.push:
-            raise QueueMismatch(self.name, held, options.push)
-        self._side = held
-        self._declared_until = time.monotonic() + _DECLARED_FOR_S
-        self._ahead_ms = None  # the clocks may have been set meanwhile
+        self._limits_told = True
+        return side
 
     def configure(self, options: QueueOptions) -> None:
         """Take over options that were given after the queue was first named."""
         self.options = options
-        self._side, self._declared_until = "", 0.0
+        self._declared_until, self._limits_told = 0.0, False
         self._raw = RawJobs(self)
         self.plain_target = self.target(SendOptions())
 
