@@ -67,7 +67,10 @@ from penstock.settings import Settings
 if TYPE_CHECKING:
     from penstock.delivery.depends import INJECTED, Depends
     from penstock.delivery.retries import DeadLetter, Exponential, Fixed, Retry, RetryPolicy
+    from penstock.queues.admin import QueueAdmin
     from penstock.queues.context import JobContext, current_job
+    from penstock.queues.dead_letters import QueueDeadLetters
+    from penstock.queues.isolation import Isolation
     from penstock.queues.job import Job
     from penstock.queues.options import block
     from penstock.queues.queue import Queue
@@ -93,7 +96,10 @@ if TYPE_CHECKING:
 
 _LAZY = {
     "delivery.depends": ("INJECTED", "Depends"),
+    "queues.admin": ("QueueAdmin",),
     "queues.context": ("JobContext", "current_job"),
+    "queues.dead_letters": ("QueueDeadLetters",),
+    "queues.isolation": ("Isolation",),
     "queues.job": ("Job",),
     "queues.options": ("block",),
     "queues.queue": ("Queue",),
@@ -168,6 +174,9 @@ __all__ = [
     "Progress",
     "JobContext",
     "current_job",
+    "Isolation",
+    "QueueAdmin",
+    "QueueDeadLetters",
     "Depends",
     "INJECTED",
     # is it well?
