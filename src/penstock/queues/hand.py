@@ -97,6 +97,11 @@ class Hand:
         """The server's time, as far as it can be told from here."""
         return self._server_ms + round((time.monotonic() - self._as_of) * 1000)
 
+    @property
+    def in_doubt(self) -> bool:
+        """Whether jobs may be in hand of which we do not know."""
+        return self._doubt or bool(self._strays)
+
     # ---- taking and giving back
 
     async def join(self) -> None:
@@ -108,7 +113,8 @@ class Hand:
 
         A call whose answer is lost may have taken jobs: they are looked for before the next one.
         """
-        strays = await self._strays() if self._doubt else []
+        if self._doubt:
+            await self._find_strays()
         done, self.done = self.done[:MOST_DONE], self.done[MOST_DONE:]
         try:
             reply = await self._scripts.claim_jobs(
@@ -132,6 +138,7 @@ class Hand:
         jobs = self._taken(taken)
         if self._lost_calls and held > len(self.jobs):
             self._doubt = True  # a call that was given up came to pass after all
+        strays, self._strays = self._strays, []
         return strays + jobs
 
     def _taken(self, taken: Sequence[object]) -> list[JobContext]:
@@ -202,7 +209,7 @@ class Hand:
             told: list[Argument] = []
             for job in jobs[place : place + _MOST_TOLD]:
                 item = begun_item(job) if exactly else b""
-                told += (job.claim, self._record_name(job), job.attempt, item)
+                told += (job.claim, self._record_name(job), job.attempt, job.item.task, item)
             calls.append(self.surely("begin", lambda told=told: self._begin(told)))
         verdicts: list[int] = []
         for reply in await asyncio.gather(*calls):

@@ -55,8 +55,13 @@ class Reaper:
             dead = name.decode()
             moved = await self._return_claims(dead, now_ms)
             returned += moved
-            logger.warning(
-                "queue %s: worker %s is dead, returned %d jobs", self._keys.queue, dead, moved
+            level = logging.WARNING if moved else logging.INFO
+            logger.log(
+                level,
+                "queue %s: worker %s is dead, jobs returned: %d",
+                self._keys.queue,
+                dead,
+                moved,
             )
         self._counts.reaped += returned
         return returned

@@ -7,8 +7,8 @@
 -- ARGV[1]  str   worker
 -- ARGV[2]  str   beginning of the names of records
 -- ARGV[3]  str   beginning of the names of the indexes by state
--- ARGV[4..]  str  for each job its claim; its id, '' for a job without a record; its attempt; the
---                 job as it is to stand in the claims from now on, '' to leave it
+-- ARGV[4..]  str  for each job its claim; its id, '' for a job without a record; its attempt; its
+--                 task; the job as it is to stand in the claims from now on, '' to leave it
 --
 -- Returns  list  for each job 1 to run it, 2 if it was cancelled, 0 if it has ended
 --          int   -1  the worker was given up as dead; nothing was done
@@ -18,8 +18,8 @@ if not redis.call('ZSCORE', KEYS[1], ARGV[1]) then return -1 end
 -- Include: time
 -- Include: records
 local answer, at, begun, from = {}, iso(now), {}, {}
-for place = 4, #ARGV, 4 do
-  local claim, id, attempt, item = unpack(ARGV, place, place + 3)
+for place = 4, #ARGV, 5 do
+  local claim, id, attempt, task, item = unpack(ARGV, place, place + 4)
   local verdict = 1
   if id ~= '' then
     local record = ARGV[2] .. id
@@ -32,7 +32,8 @@ for place = 4, #ARGV, 4 do
       redis.call('HSET', record, 'status', 'processing', 'started_at', at, 'worker', ARGV[1],
         'attempt', attempt)
       if not status then  -- pushed by a program that keeps no records
-        redis.call('HSET', record, 'job_id', id, 'submitted_at', at, 'retry_count', attempt - 1)
+        redis.call('HSET', record, 'job_id', id, 'task', task, 'submitted_at', at,
+          'retry_count', attempt - 1)
       elseif status ~= 'processing' then
         from[status] = from[status] or {}
         from[status][#from[status] + 1] = id
