@@ -65,7 +65,7 @@ class Worker:
         self.number += 1
         name = self.keys.record_name(job.id)
         assert await self.scripts.begin_jobs(
-            keys=self.keys, worker=self.name, jobs=(claim, name, 1, "")
+            keys=self.keys, worker=self.name, jobs=(claim, name, 1, "compute", "")
         ) == [1]
         return claim
 
