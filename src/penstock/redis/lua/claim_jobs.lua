@@ -54,15 +54,24 @@ end
 
 local next_due = redis.call('ZRANGE', KEYS[6], 0, 0, 'WITHSCORES')[2]
 if next_due and tonumber(next_due) <= now then
+  local in_front = {}
   for _, id in ipairs(redis.call('ZRANGEBYSCORE', KEYS[6], '-inf', now, 'LIMIT', 0, 200)) do
     local body = redis.call('HGET', KEYS[7], id)
     redis.call('ZREM', KEYS[6], id)
     if body then
       redis.call('HDEL', KEYS[7], id)
       local where, lane, item = string.match(body, '^(.)([^\n]*)\n(.*)$')
-      put(waiting, ring, parked, KEYS[8], side, lane, item, where == 'f')
-      turn(ARGV[4] .. id, ARGV[5], id, 'queued', now)
+      if where == 'f' then
+        in_front[#in_front + 1] = {lane, item}
+      else
+        put(waiting, ring, parked, KEYS[8], side, lane, item, false)
+      end
+      local name = string.match(id, '^[^ ]+')
+      turn(ARGV[4] .. name, ARGV[5], name, 'queued', now)
     end
+  end
+  for place = #in_front, 1, -1 do  -- so that the first to be due is in front of the others
+    put(waiting, ring, parked, KEYS[8], side, in_front[place][1], in_front[place][2], true)
   end
   next_due = redis.call('ZRANGE', KEYS[6], 0, 0, 'WITHSCORES')[2]
 end

@@ -35,8 +35,12 @@ if redis.call('HDEL', KEYS[2], ARGV[5]) == 0 then return 0 end
 -- Include: records
 -- Include: lanes
 local lane = lane_in(ARGV[5])
-redis.call('ZADD', KEYS[6], now + ARGV[8], ARGV[6])
-redis.call('HSET', KEYS[7], ARGV[6], 'f' .. lane .. '\n' .. ARGV[7])
+local member = ARGV[6]
+if redis.call('HEXISTS', KEYS[7], member) == 1 then  -- other programs may give two jobs one id
+  member = member .. ' ' .. ARGV[1] .. ' ' .. ARGV[5]
+end
+redis.call('ZADD', KEYS[6], now + ARGV[8], member)
+redis.call('HSET', KEYS[7], member, 'f' .. lane .. '\n' .. ARGV[7])
 free(ARGV[4], KEYS[4], KEYS[5], KEYS[3], ARGV[1], ARGV[5])
 turn(ARGV[2] .. ARGV[6], ARGV[3], ARGV[6], 'retrying', now, {unpack(ARGV, 10)})
 redis.call('HINCRBY', KEYS[8], ARGV[9], 1)
