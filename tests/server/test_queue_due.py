@@ -25,7 +25,7 @@ async def test_two_jobs_of_one_id_that_fail_at_the_same_time_are_both_tried_agai
 
     for number in (1, 2):
         job = f'{{"job_id": "same", "number": {number}}}'
-        await app.redis.call("RPUSH", "ingest", job)
+        await app.redis.call("RPUSH", queue.keyring.waiting, job)
     await workplace.start(app)
     await eventually(lambda: len(begun) == 4)
     assert sorted(begun) == [1, 1, 2, 2]
@@ -40,7 +40,7 @@ async def test_jobs_that_become_due_at_once_run_in_the_order_of_their_times(work
         ran.append(number)
 
     for number in range(5):
-        await note.with_options(delay=0.01 * number).send(number)
+        await note.with_options(delay=0.01 * (number + 1)).send(number)
     keys = note.queue.keyring
     for id_ in await app.redis.call("ZRANGE", keys.delayed, 0, -1):
         body = await app.redis.call("HGET", keys.delayed_bodies, id_)

@@ -248,7 +248,7 @@ async def test_a_job_that_was_begun_by_a_dead_worker_at_its_limit_is_a_dead_lett
         (item,) = await claim_as(queue, worker, 1)
         begun = json.loads(item)
         begun["_penstock"] = {**begun.get("_penstock", {}), "begun": True}
-        told = ("1", job.id, 1, json.dumps(begun))
+        told = ("1", job.id, 1, "", json.dumps(begun))
         assert await scripts.begin_jobs(keys=queue.keyring, worker=worker, jobs=told) == [1]
         await scripts.leave_queue(keys=queue.keyring, worker=worker)
         if worker == "dead":
