@@ -57,10 +57,20 @@ class Workplace:
 
     async def start(self, app: Penstock, **options: Any) -> Worker:
         """Run a worker of an application beside the test, until the test ends or stops it."""
-        worker = app.worker(**options)
-        self._running[worker] = asyncio.create_task(worker.run(signals=False))
+        worker = self.begin(app, **options)
         await eventually(lambda: worker.readiness().ready)
         return worker
+
+    def begin(self, app: Penstock, **options: Any) -> Worker:
+        """As `start`, for a worker that may never get ready."""
+        worker = app.worker(**options)
+        self._running[worker] = asyncio.create_task(worker.run(signals=False))
+        return worker
+
+    async def ended(self, worker: Worker, within_s: float = 5.0) -> int:
+        """Wait for a worker that ends by itself; as `stop`."""
+        await asyncio.wait([self._running[worker]], timeout=within_s)
+        return await self.stop(worker)
 
     async def stop(self, worker: Worker) -> int:
         """Stop a worker in good order; its exit code. What it failed with is raised."""

@@ -54,21 +54,32 @@ end
 
 local next_due = redis.call('ZRANGE', KEYS[6], 0, 0, 'WITHSCORES')[2]
 if next_due and tonumber(next_due) <= now then
-  local in_front = {}
+  -- Every list is looked at before a job leaves its place: one of a wrong type costs none.
+  redis.call('LLEN', ring)
+  redis.call('ZCARD', parked)
+  local moves, in_front = {}, {}
   for _, id in ipairs(redis.call('ZRANGEBYSCORE', KEYS[6], '-inf', now, 'LIMIT', 0, 200)) do
     local body = redis.call('HGET', KEYS[7], id)
-    redis.call('ZREM', KEYS[6], id)
     if body then
-      redis.call('HDEL', KEYS[7], id)
       local where, lane, item = string.match(body, '^(.)([^\n]*)\n(.*)$')
-      if where == 'f' then
-        in_front[#in_front + 1] = {lane, item}
-      else
-        put(waiting, ring, parked, KEYS[8], side, lane, item, false)
-      end
-      local name = string.match(id, '^[^ ]+')
-      turn(ARGV[4] .. name, ARGV[5], name, 'queued', now)
+      if not where then where, lane, item = 'b', '', body end
+      redis.call('LLEN', list_of(waiting, lane))
+      moves[#moves + 1] = {id, where == 'f', lane, item}
+    else
+      redis.call('ZREM', KEYS[6], id)
     end
+  end
+  for _, move in ipairs(moves) do
+    local id, front, lane, item = unpack(move)
+    redis.call('ZREM', KEYS[6], id)
+    redis.call('HDEL', KEYS[7], id)
+    if front then
+      in_front[#in_front + 1] = {lane, item}
+    else
+      put(waiting, ring, parked, KEYS[8], side, lane, item, false)
+    end
+    local name = string.match(id, '^[^ ]+') or id
+    turn(ARGV[4] .. name, ARGV[5], name, 'queued', now)
   end
   for place = #in_front, 1, -1 do  -- so that the first to be due is in front of the others
     put(waiting, ring, parked, KEYS[8], side, in_front[place][1], in_front[place][2], true)
