@@ -89,6 +89,8 @@ class Hand:
         self._doubt = False
         self._lost_calls: list[range] = []
         """Numbers of claims that calls without an answer may have made."""
+        self._strays: list[JobContext] = []
+        """Jobs that were taken by such a call, found and not yet handed on."""
         self._server_ms, self._as_of = 0, time.monotonic()
         self._keep_ms = round(client.settings.queues.keep_s * 1000)
 
@@ -155,25 +157,24 @@ class Hand:
         self._first = number
         return jobs
 
-    async def _strays(self) -> list[JobContext]:
+    async def _find_strays(self) -> None:
         """Find jobs that are ours without our knowledge: taken by a call whose answer was lost.
 
         Other claims that we do not know are over: this look may be older than their ends.
         """
         fields = await self._client.call("HGETALL", self.keys.claimed(self.worker))
         self._doubt = False
-        found: list[JobContext] = []
+        numbers: set[int] = set()
         for name, data in zip(fields[::2], fields[1::2], strict=True):
             claim = name.decode()
             number = int(claim.partition(":")[0])
             call = next((one for one in self._lost_calls if number in one), None)
             if call is not None and claim not in self.jobs:
                 job = self.jobs[claim] = JobContext(self, claim, read_item(data, self.codec))
-                found.append(job)
-        if found:  # a call takes its jobs all at once, so nothing more comes of these
-            numbers = {int(job.claim.partition(":")[0]) for job in found}
-            self._lost_calls = [one for one in self._lost_calls if numbers.isdisjoint(one)]
-        return found
+                self._strays.append(job)
+                numbers.add(number)
+        # A call takes its jobs all at once, so nothing more comes of these.
+        self._lost_calls = [one for one in self._lost_calls if numbers.isdisjoint(one)]
 
     async def give_back(self, jobs: Sequence[JobContext]) -> None:
         """Return jobs to the front, in their order, as if they had not been taken."""

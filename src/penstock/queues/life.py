@@ -164,6 +164,7 @@ class Life:
             self._ended.clear()
             if self._hand.ended:
                 await self._hand.flush_ended()
+                self._news.set()
 
     def _something_ended(self) -> None:
         self._news.set()
@@ -199,7 +200,7 @@ class Life:
         while True:
             try:
                 may_reap = time.monotonic() >= self._reap_after
-                if may_reap and await self._reaper.reap(self._hand.now_ms):
+                if may_reap and await self._reaper.reap(self._hand.now_ms, self._hand.worker):
                     self._there_are_jobs()
                 await self._look_for_cancelled()
             except ServerError as error:
@@ -226,27 +227,35 @@ class Life:
     # ---- the end
 
     async def _drain(self) -> None:
-        """Give back what was not begun, and let what was finish."""
-        if self._hand.lost:
+        """Give back what was not begun, and let what was finish.
+
+        It is over when nothing is in hand: an end that is still on its way may not arrive.
+        """
+        hand = self._hand
+        if hand.lost:
             return
-        self._hand.draining = True
-        left = self.slots.take_back()
-        if left:
-            await self._hand.give_back(left)
-        while not self._hand.lost:
-            if self._hand.ended:
-                await self._hand.flush_ended()
-            if self._hand.done:
+        hand.draining = True
+        await self._give_back(self.slots.take_back())
+        while not hand.lost:
+            if (error := _failure_of(self._settling)) is not None:
+                raise error
+            if hand.ended:
+                await hand.flush_ended()
+            if hand.done or hand.in_doubt:
                 with suppress(ServerError):
-                    await self._hand.exchange(0)
+                    await self._give_back(await hand.exchange(0))
                     continue
                 await asyncio.sleep(retry_delay_s(1))
-            elif self.slots.is_idle:
+            elif not hand.jobs:
                 return
             else:
                 self._news.clear()
-                if not self.slots.is_idle and not self._hand.done and not self._hand.ended:
+                if hand.jobs and not hand.done and not hand.ended:
                     await self._news.wait()
+
+    async def _give_back(self, jobs: Sequence[JobContext]) -> None:
+        if jobs:
+            await self._hand.give_back(jobs)
 
     async def _cut_short(self) -> None:
         """Tell what is done; what was cut runs elsewhere, and is not charged for it."""
