@@ -1,8 +1,6 @@
 """Jobs with records: progress, results, cancelling, expiring, and running once for one key."""
 
 import asyncio
-import threading
-import time
 
 import pytest
 from tests.workplace import counters, in_hand, record, stored
@@ -155,169 +153,6 @@ async def test_the_index_by_state_follows_the_job(workplace):
         assert await index(queue, state) == []
 
 
-# ---- cancelling
-
-
-async def test_a_cancelled_job_that_waits_is_never_run(workplace):
-    app, ran = await workplace.open(), []
-
-    @app.task(queue="mail", status=True)
-    async def note(number: int) -> None:
-        ran.append(number)
-
-    jobs = await note.send_many([(number,) for number in range(3)])
-    assert await jobs[1].cancel()
-    await workplace.start(app)
-    await jobs[2].wait(timeout=5)
-    assert ran == [0, 2]
-    assert (await jobs[1].status()).status == "cancelled"
-    await eventually(counts(note.queue, done=2, cancelled=1))
-    await eventually(lambda: _empty(note.queue))
-    assert (await counters(note.queue))["done"] == 2
-    assert not await jobs[1].cancel()
-
-
-async def _empty(queue):
-    return not await in_hand(queue) and not await stored(queue)
-
-
-async def test_a_cancelled_job_that_is_not_yet_due_is_gone(workplace):
-    app, ran = await workplace.open(), []
-
-    @app.task(queue="mail", status=True)
-    async def note() -> None:
-        ran.append(1)
-
-    job = await note.with_options(delay=0.3).send()
-    assert await job.cancel()
-    await workplace.start(app)
-    queue = note.queue
-    assert await queue.client.call("ZCARD", queue.keyring.delayed) == 0
-    assert await queue.client.call("HLEN", queue.keyring.delayed_bodies) == 0
-    marker = await note.with_options(delay=0.5).send()
-    await marker.wait(timeout=5)
-    assert ran == [1]
-
-
-async def test_a_running_coroutine_is_stopped(workplace):
-    app, began, cleaned = await workplace.open(), asyncio.Event(), []
-
-    @app.task(queue="mail", status=True)
-    async def hang() -> None:
-        began.set()
-        try:
-            await asyncio.Event().wait()
-        finally:
-            cleaned.append(current_job().cancelled)
-
-    await workplace.start(app)
-    job = await hang.send()
-    await began.wait()
-    assert await job.cancel()
-    await job.wait(timeout=5)
-    assert (await job.status()).status == "cancelled"
-    assert cleaned == [True]
-    await eventually(counts(hang.queue, cancelled=1, done=0))
-
-
-async def test_a_running_thread_is_told_to_stop(workplace):
-    app, began, told = await workplace.open(), threading.Event(), threading.Event()
-
-    @app.task(queue="mail", status=True)
-    def loop() -> None:
-        began.set()
-        try:
-            while True:
-                current_job().raise_if_cancelled()
-                time.sleep(0.005)
-        finally:
-            told.set()
-
-    await workplace.start(app)
-    job = await loop.send()
-    await eventually(began.is_set)
-    assert await job.cancel()
-    await job.wait(timeout=5)
-    assert (await job.status()).status == "cancelled"
-    await eventually(told.is_set)
-
-
-async def test_a_job_that_hears_of_it_with_its_last_word_does_no_harm(workplace):
-    app, began, go_on, ran = await workplace.open(), asyncio.Event(), asyncio.Event(), []
-
-    @app.task(queue="mail", status=True)
-    async def work(number: int) -> None:
-        began.set()
-        await go_on.wait()
-        ran.append(number)
-        await current_job().progress(1)
-
-    await workplace.start(app, concurrency=1)
-    first = await work.send(1)
-    await began.wait()
-    # Asked just as it goes on: it learns of it from its own progress.
-    assert await first.cancel()
-    go_on.set()
-    await first.wait(timeout=5)
-    assert (await first.status()).status == "cancelled"
-    for number in (2, 3):
-        await (await work.send(number)).result(timeout=5)
-    assert ran[-2:] == [2, 3]
-
-
-async def test_a_job_that_fails_while_it_is_stopped_is_not_tried_again(workplace):
-    app, began = await workplace.open(), []
-
-    @app.task(queue="mail", status=True, retry=SOON)
-    async def messy() -> None:
-        began.append(1)
-        try:
-            await asyncio.Event().wait()
-        finally:
-            raise LookupError("while cleaning up")
-
-    @app.task(queue="mail", status=True)
-    async def group() -> None:
-        async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(_fail())
-
-    await workplace.start(app, concurrency=1)
-    job = await messy.send()
-    await eventually(lambda: began)
-    await job.cancel()
-    await job.wait(timeout=5)
-    assert (await job.status()).status == "cancelled"
-    # The next job in the same place sees nothing of it.
-    other = await group.with_options(max_attempts=1).send()
-    await other.wait(timeout=5)
-    assert (await other.status()).error_type.endswith("ExceptionGroup")
-    assert began == [1]
-
-
-async def _fail():
-    raise ValueError
-
-
-async def test_a_cancelled_job_lets_its_unique_key_go_wherever_it_is(workplace):
-    app, began = await workplace.open(), asyncio.Event()
-
-    @app.task(queue="mail", status=True)
-    async def hang() -> None:
-        began.set()
-        await asyncio.Event().wait()
-
-    await workplace.start(app)
-    job = await hang.with_options(unique="u").send()
-    await began.wait()
-    assert not (await hang.with_options(unique="u").send()).created
-    await job.cancel()
-    await job.wait(timeout=5)
-    again = await hang.with_options(unique="u", delay=60).send()
-    assert again.created
-    await again.cancel()
-    assert (await hang.with_options(unique="u", delay=60).send()).created
-
-
 # ---- expiring
 
 
@@ -423,3 +258,7 @@ async def test_an_id_that_has_ended_is_not_run_again_by_whoever_pushes_it(workpl
     await eventually(lambda: _empty(queue))
     assert runs == ["a", "b"]
     assert await record(queue, "a") == before
+
+
+async def _empty(queue):
+    return not await in_hand(queue) and not await stored(queue)
