@@ -9,20 +9,27 @@ PENSTOCK_CONFIG, else `penstock.toml` in the working directory if there is one.
 
 from __future__ import annotations
 
-import difflib
 import os
 import sys
-import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, is_dataclass
-from functools import cache
+from dataclasses import dataclass, field, is_dataclass
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, cast, get_args, get_type_hints
+from typing import Annotated, Any, ClassVar, Literal
 
-import msgspec
 from msgspec import Meta
 
-from penstock.errors import ConfigError, SettingError
+from penstock.errors import SettingError
+from penstock.settings_reading import (
+    CONFIG_VARIABLE,
+    checked,
+    dotted,
+    from_environment,
+    from_file,
+    groups_of,
+    kinds_of,
+    names_of,
+    suggestion,
+)
 
 __all__ = [
     "CodecSettings",
@@ -39,10 +46,6 @@ __all__ = [
     "WorkerSettings",
 ]
 
-ENVIRONMENT_PREFIX = "PENSTOCK_"
-CONFIG_VARIABLE = "PENSTOCK_CONFIG"
-CONFIG_FILE = "penstock.toml"
-
 Count = Annotated[int, Meta(ge=1, le=10_000)]
 Seconds = Annotated[float, Meta(gt=0, le=86_400)]
 Bytes = Annotated[int, Meta(ge=1, le=512 * 1024 * 1024)]
@@ -56,10 +59,10 @@ class Group:
     section: ClassVar[str] = ""
 
     def __post_init__(self) -> None:
-        for name, kind in _kinds(type(self)).items():
+        for name, kind in kinds_of(type(self)).items():
             if not is_dataclass(kind):
                 given = getattr(self, name)
-                object.__setattr__(self, name, _checked(_dotted(self.section, name), given, kind))
+                object.__setattr__(self, name, checked(dotted(self.section, name), given, kind))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -292,17 +295,18 @@ class Settings(Group):
         An argument of None counts as not given.
         """
         environ = os.environ if environ is None else environ
-        values = _from_file(config or environ.get(CONFIG_VARIABLE))
-        values |= _from_environment(environ)
+        values = from_file(config or environ.get(CONFIG_VARIABLE))
+        values |= from_environment(environ, cls)
         values |= {name: value for name, value in (arguments or {}).items() if value is not None}
+        known = names_of(cls)
         groups: dict[str, dict[str, Any]] = {}
         for name, value in values.items():
-            if name not in _names():
+            if name not in known:
                 # Its value stays unsaid: a misspelled password is one, too.
-                raise SettingError(name, "…", _suggestion(name))
+                raise SettingError(name, "…", suggestion(name, known))
             section, _, key = name.rpartition(".")
-            groups.setdefault(section, {})[key] = _checked(name, value, _names()[name])
-        made = {name: kind(**groups.get(name, {})) for name, kind in _groups().items()}
+            groups.setdefault(section, {})[key] = checked(name, value, known[name])
+        made = {name: kind(**groups.get(name, {})) for name, kind in groups_of(cls).items()}
         return cls(**groups.get("", {}), **made)
 
 
@@ -310,101 +314,3 @@ def _default_home() -> Path:
     if sys.platform == "darwin":
         return Path.home() / "Library" / "Application Support" / "penstock"
     return Path(os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share") / "penstock"
-
-
-def _from_file(path: str | Path | None) -> dict[str, object]:
-    if path is None and not Path(CONFIG_FILE).is_file():
-        return {}
-    path = Path(path or CONFIG_FILE)
-    try:
-        document = tomllib.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ConfigError(f"configuration file {path}: {error.strerror}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"configuration file {path}: not valid TOML: {error}") from None
-    values: dict[str, object] = {}
-    for name, value in document.items():
-        if isinstance(value, dict):
-            table = cast("dict[str, object]", value)
-            values |= {_dotted(name, key): entry for key, entry in table.items()}
-        else:
-            values[name] = value
-    return values
-
-
-def _from_environment(environ: Mapping[str, str]) -> dict[str, object]:
-    by_variable = {_variable(name): name for name in _names()}
-    values: dict[str, object] = {}
-    for variable, value in environ.items():
-        if not variable.startswith(ENVIRONMENT_PREFIX) or variable == CONFIG_VARIABLE:
-            continue
-        if variable not in by_variable:
-            close = difflib.get_close_matches(variable, by_variable, n=1)
-            hint = f"; did you mean {close[0]}?" if close else ""
-            raise SettingError(variable, "…", f"a known PENSTOCK_ variable{hint}")
-        values[by_variable[variable]] = value
-    return values
-
-
-def _checked(name: str, value: object, kind: Any) -> object:
-    try:
-        return msgspec.convert(value, kind, strict=not isinstance(value, str))
-    except msgspec.ValidationError:
-        raise SettingError(name, _shown(name, value), _expected(kind)) from None
-
-
-def _expected(kind: Any) -> str:
-    """Words for what a type allows: `a whole number from 1 to 10000`."""
-    options = [option for option in get_args(kind) if option is not type(None)]
-    if options and all(isinstance(option, str) for option in options):
-        return "one of " + ", ".join(options)
-    words = {int: "a whole number", float: "a number", str: "a text", bool: "true or false"}
-    base, *metas = options or [kind]
-    text = words.get(base, str(base))
-    for meta in metas:
-        if isinstance(meta, Meta):
-            text += "".join(
-                f" {word} {bound}"
-                for word, bound in (
-                    ("from", meta.ge), ("above", meta.gt), ("to", meta.le), ("like", meta.pattern)
-                )
-                if bound is not None
-            )  # fmt: skip
-    return text
-
-
-def _shown(name: str, value: object) -> object:
-    return "…" if name.endswith("password") or name == "url" else value
-
-
-def _suggestion(name: str) -> str:
-    close = difflib.get_close_matches(name, _names(), n=1)
-    return "a known setting" + (f"; did you mean {close[0]}?" if close else "")
-
-
-def _dotted(section: str, name: str) -> str:
-    return f"{section}.{name}" if section else name
-
-
-def _variable(name: str) -> str:
-    return ENVIRONMENT_PREFIX + name.replace(".", "_").upper()
-
-
-@cache
-def _kinds(group: type) -> dict[str, Any]:
-    hints = get_type_hints(group, include_extras=True)
-    return {item.name: hints[item.name] for item in fields(group)}
-
-
-@cache
-def _groups() -> dict[str, Any]:
-    return {name: kind for name, kind in _kinds(Settings).items() if is_dataclass(kind)}
-
-
-@cache
-def _names() -> dict[str, Any]:
-    """Every setting by its dotted name, with its type."""
-    names = {name: kind for name, kind in _kinds(Settings).items() if name not in _groups()}
-    for section, group in _groups().items():
-        names |= {_dotted(section, name): kind for name, kind in _kinds(group).items()}
-    return names

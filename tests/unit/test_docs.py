@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from penstock import errors, settings
+from penstock.settings_reading import names_of, variable_of
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md")])
@@ -64,7 +65,7 @@ def test_every_page_can_be_reached_from_the_readme():
 def test_the_settings_page_lists_every_setting_with_its_variable_and_default():
     page = (ROOT / "docs" / "reference" / "settings.md").read_text()
     rows = dict(re.findall(r"^\| `([\w.]+)` \| `(PENSTOCK_\w+)`", page, re.MULTILINE))
-    assert rows == {name: settings._variable(name) for name in settings._names()}
+    assert rows == {name: variable_of(name) for name in names_of(settings.Settings)}
     defaults = dict(re.findall(r"^\| `([\w.]+)` \| `\w+` \| `?([^|`]+)`? \|", page, re.MULTILINE))
     made = settings.Settings()
     for name, shown in defaults.items():
