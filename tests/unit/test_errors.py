@@ -42,6 +42,12 @@ def test_every_error_is_exported_by_its_module():
     assert {member.__name__ for member in CLASSES} <= set(errors.__all__)
 
 
+def test_every_error_names_the_module_that_it_is_imported_from():
+    kinds = [getattr(errors, name) for name in errors.__all__]
+    assert {kind.__module__ for kind in kinds} == {"penstock.errors"}
+    assert pickle.loads(pickle.dumps(kinds)) == kinds  # noqa: S301
+
+
 @pytest.mark.parametrize("kind", [kind for kind in CLASSES if issubclass(kind, Rejected)])
 def test_a_rejection_says_that_nothing_happened(kind):
     assert kind("why").outcome is Outcome.REJECTED

@@ -1,0 +1,168 @@
+"""Everything Penstock raises on purpose.
+
+PenstockError
+├── ConfigError               what was configured cannot be used; nothing was sent
+│   ├── SettingError          a setting has a wrong name or value
+│   └── AddressError          a server address cannot be read
+├── InvalidName               a topic, queue, group … name is not allowed
+├── CodecError
+│   ├── EncodeError           a value cannot be stored
+│   └── DecodeError           a stored value cannot be read; its bytes are kept for the dead letters
+│       └── InflationRefused  it would unpack to more than is allowed
+├── EmbeddedError             the embedded server
+│   ├── BinaryMissing         no server binary for this platform
+│   └── StartFailed           it did not become ready in time
+├── TopicError                a topic, a group or a message is not as the caller thinks
+│   ├── TopicMissing          there is no such topic (any more)
+│   ├── TopicMismatch         the topic has another number of partitions
+│   ├── GroupMissing          there is no such group
+│   ├── LeaseLost             a partition has passed to another consumer; nothing was written
+│   └── InvalidMessage        a key, header, time or position that no message can have
+├── QueueError                a queue or a job is not as the caller thinks
+│   ├── QueueFull             there is no room, and the policy takes no more; nothing was stored
+│   ├── QueueMismatch         the queue is used from its other end
+│   ├── JobMissing            there is no such job, or it has no record
+│   ├── JobFailed             the job whose result was asked for ended without one
+│   ├── ClaimLost             a job has passed to another worker; nothing was written
+│   └── InvalidJob            an argument, option or time that no job can have
+├── SendBatchFailed           not every message of a batch is confirmed; `outcomes` has them all
+├── NotOpen                   used before it was opened, after it was closed, or in a forked child
+└── ServerError               a command did not end confirmed; `outcome` says how it did end
+    ├── OutcomeUnknown        sent, but no answer came: it may have happened
+    │   └── DurabilityMissed  it happened, but is not known to be as safe as was asked for
+    └── Rejected              it did not happen
+        ├── Unreachable       no connection could be made
+        │   └── TlsFailed     … because the two sides do not trust each other
+        ├── PoolExhausted     every connection of the role is in use
+        ├── AuthenticationFailed   wrong or missing user or password
+        ├── PermissionRefused      the server's access list does not allow it
+        ├── OutOfMemory            the server is at `maxmemory`
+        ├── ReadOnlyReplica        this server may not be written to
+        ├── StillLoading           the server is reading its data from disk
+        ├── StorageFailing         the server cannot persist, so it accepts no writes
+        ├── TooFewReplicas         fewer replicas than the server demands for a write
+        ├── ClusterDown            the cluster has no owner for the slot now
+        ├── ServerBusy             a script or a function blocks the server
+        ├── Redirected             the slot moved more often than we follow
+        ├── ScriptMissing          the server forgot a script (it is loaded again by itself)
+        ├── DurabilityUnavailable  this server cannot promise what was asked for
+        └── CommandRefused         the command itself is wrong here (WRONGTYPE, CROSSSLOT, ERR …)
+
+A call that returns is *confirmed*. `Rejected` means nothing was stored; `OutcomeUnknown` means that
+repeating is safe only under the same idempotency key.
+"""
+
+from __future__ import annotations
+
+from penstock.errors.base import (
+    AddressError,
+    BinaryMissing,
+    CodecError,
+    ConfigError,
+    DecodeError,
+    EmbeddedError,
+    EncodeError,
+    InflationRefused,
+    InvalidName,
+    NotOpen,
+    PenstockError,
+    SendBatchFailed,
+    SettingError,
+    StartFailed,
+)
+from penstock.errors.queues import (
+    ClaimLost,
+    InvalidJob,
+    JobFailed,
+    JobMissing,
+    QueueError,
+    QueueFull,
+    QueueMismatch,
+)
+from penstock.errors.server import (
+    AuthenticationFailed,
+    ClusterDown,
+    CommandRefused,
+    DurabilityMissed,
+    DurabilityUnavailable,
+    Outcome,
+    OutcomeUnknown,
+    OutOfMemory,
+    PermissionRefused,
+    PoolExhausted,
+    ReadOnlyReplica,
+    Redirected,
+    Rejected,
+    ScriptMissing,
+    ServerBusy,
+    ServerError,
+    StillLoading,
+    StorageFailing,
+    TlsFailed,
+    TooFewReplicas,
+    Unreachable,
+)
+from penstock.errors.topics import (
+    GroupMissing,
+    InvalidMessage,
+    LeaseLost,
+    TopicError,
+    TopicMismatch,
+    TopicMissing,
+)
+
+__all__ = [
+    "AddressError",
+    "AuthenticationFailed",
+    "BinaryMissing",
+    "ClaimLost",
+    "ClusterDown",
+    "CodecError",
+    "CommandRefused",
+    "ConfigError",
+    "DecodeError",
+    "DurabilityMissed",
+    "DurabilityUnavailable",
+    "EmbeddedError",
+    "EncodeError",
+    "GroupMissing",
+    "InflationRefused",
+    "InvalidJob",
+    "InvalidMessage",
+    "InvalidName",
+    "JobFailed",
+    "JobMissing",
+    "LeaseLost",
+    "NotOpen",
+    "OutOfMemory",
+    "Outcome",
+    "OutcomeUnknown",
+    "PenstockError",
+    "PermissionRefused",
+    "PoolExhausted",
+    "QueueError",
+    "QueueFull",
+    "QueueMismatch",
+    "ReadOnlyReplica",
+    "Redirected",
+    "Rejected",
+    "ScriptMissing",
+    "SendBatchFailed",
+    "ServerBusy",
+    "ServerError",
+    "SettingError",
+    "StartFailed",
+    "StillLoading",
+    "StorageFailing",
+    "TlsFailed",
+    "TooFewReplicas",
+    "TopicError",
+    "TopicMismatch",
+    "TopicMissing",
+    "Unreachable",
+]
+
+# The name of a class is stored with failed jobs and messages, and pickled. Which module of this
+# package holds it is no part of that name.
+for _name in __all__:
+    globals()[_name].__module__ = __name__

@@ -1,0 +1,119 @@
+"""The root, and what belongs to no engine: configuration, names, values, the embedded server."""
+
+from __future__ import annotations
+
+__all__ = [
+    "AddressError",
+    "BinaryMissing",
+    "CodecError",
+    "ConfigError",
+    "DecodeError",
+    "EmbeddedError",
+    "EncodeError",
+    "InflationRefused",
+    "InvalidName",
+    "NotOpen",
+    "PenstockError",
+    "SendBatchFailed",
+    "SettingError",
+    "StartFailed",
+]
+
+_SHOWN_NAME = 60
+
+
+class PenstockError(Exception):
+    """Anything Penstock raises on purpose."""
+
+
+class ConfigError(PenstockError):
+    """What was configured cannot be used; nothing was sent."""
+
+
+class SettingError(ConfigError):
+    """A setting has an unknown name or a value outside its range."""
+
+    def __init__(self, name: str, value: object, expected: str) -> None:
+        super().__init__(name, value, expected)
+        self.name, self.value, self.expected = name, value, expected
+
+    def __str__(self) -> str:
+        return f"setting {self.name} = {self.value!r}: expected {self.expected}"
+
+
+class AddressError(ConfigError):
+    """A server address cannot be read. The message never repeats a password."""
+
+
+class InvalidName(PenstockError, ValueError):
+    """A name that comes from a user is not allowed."""
+
+    def __init__(self, kind: str, name: object, reason: str) -> None:
+        super().__init__(kind, name, reason)
+        self.kind, self.name, self.reason = kind, name, reason
+
+    def __str__(self) -> str:
+        shown = repr(self.name)
+        if len(shown) > _SHOWN_NAME:
+            shown = f"{shown[:_SHOWN_NAME]}… ({len(shown)} characters)"
+        return f"{self.kind} name {shown}: {self.reason}"
+
+
+class CodecError(PenstockError, ValueError):
+    """A value could not be turned into bytes, or bytes into a value."""
+
+
+class EncodeError(CodecError):
+    """A value cannot be stored; nothing was sent."""
+
+
+class DecodeError(CodecError):
+    """Stored bytes cannot be read. `raw` keeps them, so that a dead letter can carry them."""
+
+    def __init__(self, reason: str, raw: bytes = b"") -> None:
+        super().__init__(reason, raw)
+        self.reason, self.raw = reason, raw
+
+    def __str__(self) -> str:
+        return self.reason
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.reason!r}, {len(self.raw)} bytes)"
+
+
+class InflationRefused(DecodeError):
+    """Compressed bytes would unpack to more than is allowed."""
+
+
+class EmbeddedError(PenstockError):
+    """The embedded server cannot be used."""
+
+
+class BinaryMissing(EmbeddedError):
+    """There is no server binary for this platform."""
+
+
+class StartFailed(EmbeddedError):
+    """The embedded server did not become ready in the time given."""
+
+
+class SendBatchFailed(PenstockError):
+    """Not every message of a batch is confirmed.
+
+    `outcomes` tells of each, in their order: its id if it was stored, else why not (`Rejected`), or
+    why that is not known (`OutcomeUnknown`).
+    """
+
+    def __init__(self, outcomes: list[str | PenstockError]) -> None:
+        super().__init__(outcomes)
+        self.outcomes = outcomes
+
+    def __str__(self) -> str:
+        failed = [outcome for outcome in self.outcomes if not isinstance(outcome, str)]
+        first = f"; the first of the others: {failed[0]}" if failed else ""
+        stored = len(self.outcomes) - len(failed)
+        return f"{stored} of {len(self.outcomes)} messages are confirmed{first}"
+
+
+class NotOpen(PenstockError):
+    """Used before it was opened, after it was closed, or in a forked child."""
