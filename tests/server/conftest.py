@@ -10,7 +10,7 @@ import pytest
 from tests.workplace import Workplace
 
 from penstock import Penstock
-from penstock.settings import Settings, TopicSettings, WorkerSettings
+from penstock.settings import QueueSettings, Settings, TopicSettings, WorkerSettings
 from penstock.testing.cluster import ClusterProcess
 from penstock.testing.servers import ServerProcess
 from penstock.topics.consumer import Consumer
@@ -70,6 +70,20 @@ async def consume(
             return await running.enter_async_context(consumer)
 
         yield start
+
+
+@pytest.fixture
+async def open_queues(
+    namespace: str, place: ServerProcess | ClusterProcess
+) -> AsyncIterator[Callable[..., Awaitable[Penstock]]]:
+    """`await open_queues(max_job_bytes=…)` is another process, as far as the server can tell."""
+    async with AsyncExitStack() as opened:
+
+        async def open_one(**queues: Any) -> Penstock:
+            settings = Settings(url=place.url, namespace=namespace, queues=QueueSettings(**queues))
+            return await opened.enter_async_context(Penstock(settings=settings))
+
+        yield open_one
 
 
 @pytest.fixture

@@ -1,0 +1,160 @@
+"""Jobs with a record: found, shown, cancelled, tried again."""
+
+from datetime import UTC, datetime
+
+import pytest
+from tests.by_hand import CODEC, ids, job, submit
+
+from penstock.errors import InvalidJob, JobMissing
+from penstock.queues.admin import Cancelled, QueueAdmin
+from penstock.queues.items import Meta, read_item
+from penstock.queues.letters import build_letter
+from penstock.redis.client import Client
+from penstock.redis.keys import QueueKeyring
+from penstock.settings import Settings
+
+
+@pytest.fixture(params=["valkey_server", "cluster"])
+async def client(request, namespace):
+    server = request.getfixturevalue(request.param)
+    async with Client(Settings(url=server.url, namespace=namespace)) as client:
+        yield client
+
+
+@pytest.fixture
+def keys(client):
+    return QueueKeyring.of(client.keys, "mail")
+
+
+@pytest.fixture
+def admin(client):
+    return QueueAdmin(client, CODEC)
+
+
+async def test_the_record_of_a_job_is_shown_or_missing(client, keys, admin):
+    await submit(client, keys, "a/b c", rag_id="r")
+    record = await admin.job("mail", "a/b c")
+    assert (record.status, record.task, record.fields) == ("queued", "mail.send", {"rag_id": "r"})
+    with pytest.raises(JobMissing):
+        await admin.job("mail", "other")
+    with pytest.raises(InvalidJob):
+        await admin.job("mail", "")
+
+
+async def test_jobs_are_searched_by_state_name_error_and_time(client, keys, admin):
+    for number in range(250):
+        name, error = f"task{number % 5}", f"boom {number % 2}"
+        await client.call(
+            *("HSET", keys.record(f"j{number}"), "job_id", f"j{number}", "status", "failed"),
+            *("task", name, "error", error, "error_type", "ValueError"),
+        )
+        await client.call("ZADD", keys.jobs("failed"), 1_000_000 + number * 1_000, f"j{number}")
+    await submit(client, keys, "q")
+
+    async def found(**filters):
+        jobs, cursor = [], None
+        while True:
+            page = await admin.jobs("mail", cursor=cursor, **filters)
+            jobs += [one.job_id for one in page.jobs]
+            cursor = page.cursor
+            if cursor is None:
+                return jobs
+
+    newest_first = [f"j{number}" for number in reversed(range(250))]
+    assert await found(state="failed", count=7) == newest_first
+    assert await found(count=33) == ["q", *newest_first]
+    assert await found(state="queued") == ["q"]
+    assert await found(state="done") == []
+    assert await found(name="TASK3", count=10) == newest_first[1::5]
+    assert await found(error="boom 1") == newest_first[0::2]
+    assert await found(state="failed", error="valueerror", name="task0") == newest_first[4::5]
+    assert await found(state="failed", since=1_000, until=1_002) == ["j2", "j1", "j0"]
+    moment = datetime.fromtimestamp(1_248, UTC)
+    assert await found(state="failed", since=moment) == ["j249", "j248"]
+
+
+async def test_a_cursor_stays_good_while_jobs_come_go_and_share_a_moment(client, keys, admin):
+    names = sorted(f"j{number:03}" for number in range(350))
+    for name in names:
+        await client.call("HSET", keys.record(name), "job_id", name, "status", "queued")
+    await client.call("ZADD", keys.jobs("queued"), *(part for name in names for part in (5, name)))
+    seen, cursor = [], None
+    while True:
+        page = await admin.jobs("mail", state="queued", count=40, cursor=cursor)
+        seen += [one.job_id for one in page.jobs]
+        if page.cursor is None:
+            break
+        cursor = page.cursor
+        await client.call("ZREM", keys.jobs("queued"), seen[-1], seen[0])
+        await client.call("ZADD", keys.jobs("queued"), 9, f"new-{len(seen)}")
+    assert seen == names[::-1]
+
+
+async def test_index_entries_without_a_record_are_passed_over(client, keys, admin):
+    await client.call("ZADD", keys.jobs("done"), 1, "gone", 2, "other")
+    await client.call("HSET", keys.record("other"), "status", "queued")
+    page = await admin.jobs("mail", state="done")
+    assert (page.jobs, page.cursor) == ([], None)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"state": "dead"},
+        {"count": 0},
+        {"count": 1_001},
+        {"name": 5},
+        {"error": b"x"},
+        {"cursor": "junk"},
+        {"cursor": "queued/x/y"},
+        {"cursor": "queued/5/"},
+        {"cursor": 5},
+        {"cursor": "failed/5/x", "state": "queued"},
+        {"since": datetime(2026, 1, 1)},  # noqa: DTZ001
+        {"since": float("nan")},
+        {"until": 1e300},
+        {"until": "yesterday"},
+        {"until": True},
+    ],
+)
+async def test_a_search_that_cannot_be_is_refused(admin, arguments):
+    with pytest.raises(InvalidJob):
+        await admin.jobs("mail", **arguments)
+
+
+async def test_a_job_is_cancelled_asked_to_stop_or_had_ended(client, keys, admin):
+    await submit(client, keys, "waits")
+    await submit(client, keys, "later", wait=60_000)
+    await submit(client, keys, "runs")
+    await client.call("HSET", keys.record("runs"), "status", "processing")
+    await client.call("HSET", keys.record("ended"), "status", "done")
+    assert await admin.cancel("mail", "waits", who="anna") is Cancelled.CANCELLED
+    assert await admin.cancel("mail", "later") is Cancelled.CANCELLED
+    assert await admin.cancel("mail", "runs") is Cancelled.ASKED
+    assert await admin.cancel("mail", "ended") is Cancelled.ENDED
+    with pytest.raises(JobMissing):
+        await admin.cancel("mail", "nobody")
+    assert (await admin.job("mail", "waits")).status == "cancelled"
+    assert (await admin.job("mail", "runs")).cancel_asked
+    acts = await admin.audit("mail")
+    assert [(act.what, act.detail) for act in acts] == [
+        ("cancel", "runs"),
+        ("cancel", "later"),
+        ("cancel", "waits"),
+    ]
+    assert acts[-1].who == "anna"
+
+
+async def test_a_failed_job_is_tried_again(client, keys, admin):
+    item = read_item(job("a", Meta(tracked=True)), CODEC)
+    letter = build_letter(
+        item, queue="mail", lane="high", reason="exhausted", attempts=3, max_attempts=3,
+        failures=[], now_ms=1,
+    )  # fmt: skip
+    await client.call("RPUSH", keys.dead_letters, letter)
+    await admin.retry("mail", "a")
+    assert await ids(client, keys.list_of("high")) == ["a"]
+    assert (await admin.job("mail", "a")).status == "queued"
+    with pytest.raises(JobMissing):
+        await admin.retry("mail", "a")
+    assert await admin.dead_letters("mail").count() == 0
