@@ -40,6 +40,12 @@ def test_every_public_name_is_documented():
     assert missing == []
 
 
+def test_everything_an_application_can_do_is_documented():
+    page = (DOCS / "reference" / "python.md").read_text()
+    members = [name for name in dir(penstock.Penstock) if not name.startswith("_")]
+    assert [name for name in members if not re.search(rf"`{name}`|\bapp\.{name}\b", page)] == []
+
+
 def test_every_public_class_and_function_has_a_docstring():
     for name in penstock.__all__:
         assert inspect.getdoc(getattr(penstock, name)), name
