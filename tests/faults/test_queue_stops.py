@@ -35,6 +35,7 @@ async def test_with_enough_time_all_that_runs_is_finished(
         assert len(crew.events("finish", "ok")) == 32
         assert await crew.left() == 28
         await crew.nothing_is_held()
+        assert await crew.names() == []
         await crew.hire()
         verdict = await crew.hold(attempt_gaps=False)
         assert verdict.counts.started == verdict.counts.finished == len(jobs)
@@ -100,6 +101,7 @@ async def test_an_idle_worker_ends_at_once(make_queue_crew, valkey_server):
         await idle.stop()
         assert time.monotonic() - began < 1.0
         await crew.nothing_is_held()
+        assert await crew.names() == []
 
 
 async def rolling_restart(crew, jobs, pace_s, rounds):

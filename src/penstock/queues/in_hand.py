@@ -20,6 +20,8 @@ __all__ = ["read_claims", "wait_until_idle"]
 _SOONEST_S: Final = 0.02
 _LATEST_S: Final = 0.5
 """How often a drain looks, at first and later on."""
+_SURELY: Final = 2
+"""Looks that must find nothing: a dead worker's job may go back to a list that was just empty."""
 
 
 async def read_claims(
@@ -47,7 +49,12 @@ async def wait_until_idle(client: Client, keys: QueueKeyring, timeout_s: float |
     loop = asyncio.get_running_loop()
     deadline = None if timeout_s is None else loop.time() + timeout_s
     pause_s = _SOONEST_S
-    while await _count_open(client, keys, await fair_lanes(client, keys)):
+    idle = 0
+    while True:
+        left = await _count_open(client, keys, await fair_lanes(client, keys))
+        idle = 0 if left else idle + 1
+        if idle == _SURELY:
+            return True
         if deadline is not None:
             left_s = deadline - loop.time()
             if left_s <= 0:
@@ -55,7 +62,6 @@ async def wait_until_idle(client: Client, keys: QueueKeyring, timeout_s: float |
             pause_s = min(pause_s, left_s)
         await asyncio.sleep(pause_s)
         pause_s = min(pause_s * 2, _LATEST_S)
-    return True
 
 
 async def _count_open(client: Client, keys: QueueKeyring, lanes: list[str]) -> int:

@@ -45,6 +45,8 @@ _NOTHING = "="
 _ID_DIGITS, _TIME_DIGITS = 32, 12
 
 Count = Annotated[int, Bounds(ge=0, le=MOST_ATTEMPTS)]
+Id = Annotated[str, Bounds(max_length=LONGEST_ID)]
+"""Of what becomes part of a key. Meta that says otherwise was written by somebody else."""
 
 
 class Trouble(Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -60,7 +62,7 @@ class Trouble(Struct, frozen=True, kw_only=True, omit_defaults=True):
 class Meta(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What Penstock remembers about a job, beside the job itself."""
 
-    id: str = ""
+    id: Id = ""
     """Of a raw job that has none of its own."""
     attempts: Count = 0
     """Attempts that count, all of them over."""
@@ -70,7 +72,7 @@ class Meta(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Whether the attempt under way has really begun; noted only where it matters."""
     first_failed_ms: int = 0
     history: tuple[Trouble, ...] = ()
-    unique: str = ""
+    unique: Id = ""
     """The unique key that it holds, as the user named it."""
     expires_ms: int = 0
     """Not to be begun after this time, in server ms."""

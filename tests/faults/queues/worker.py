@@ -123,6 +123,8 @@ class Diary:
         try:
             reply = await asked
             phase = "refused" if reply == -1 else "accepted"
+            if reply == 0:  # not in hand any more: an earlier call did it whose answer was lost
+                phase = "unknown"
         except ServerError:
             phase = "unknown"
             raise

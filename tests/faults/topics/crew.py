@@ -24,6 +24,7 @@ from penstock.testing.history import Recorder, Verdict, check, payload_hash, rea
 
 WORKER = Path(__file__).parent / "worker.py"
 FAULTS = Path(__file__).parents[1]
+_SEARCHED = [path for path in [os.environ.get("PYTHONPATH")] if path]
 TOPIC, GROUP = "orders", "billing"
 LEASE_S = 1.0
 
@@ -36,7 +37,7 @@ class Launcher:
             [sys.executable, str(worker)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            env=os.environ | {"PYTHONPATH": str(FAULTS)},
+            env=os.environ | {"PYTHONPATH": os.pathsep.join((str(FAULTS), *_SEARCHED))},
         )
         self._started: list[int] = []
         self.codes: dict[int, int] = {}

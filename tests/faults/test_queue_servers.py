@@ -1,0 +1,168 @@
+"""Servers are killed, replaced and full: no confirmed job is lost, workers go on."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+
+import pytest
+
+from penstock.errors import OutOfMemory, PenstockError
+from penstock.testing.eventually import eventually
+
+TIMEOUTS = {"connect_s": 1.0, "command_s": 1.0}
+
+
+class Load:
+    """Senders that go on whatever happens; a send that fails is left to its fate."""
+
+    def __init__(self, crew, lanes=8, pace_s=0.005):
+        self._crew, self._lanes, self._pace_s = crew, lanes, pace_s
+        self._ending = asyncio.Event()
+        self._tasks = []
+
+    async def __aenter__(self):
+        self._tasks = [asyncio.create_task(self._send()) for _ in range(self._lanes)]
+        return self
+
+    async def __aexit__(self, *_):
+        self._ending.set()
+        await asyncio.gather(*self._tasks)
+
+    async def _send(self):
+        while not self._ending.is_set():
+            with contextlib.suppress(PenstockError):
+                await self._crew.send()
+            await asyncio.sleep(self._pace_s)
+
+    async def confirms(self, count):
+        """Wait until so many more jobs are confirmed."""
+        wanted = len(self._crew.confirmed) + count
+        await eventually(
+            lambda: len(self._crew.confirmed) >= wanted, 30, what=f"{count} confirmed jobs"
+        )
+
+
+async def server_kills(crew, server, kills, between):
+    hands = await crew.hire(2)
+    await crew.at_work(*hands)
+    async with Load(crew) as load:
+        for _ in range(kills):
+            await load.confirms(between)
+            crew.nemesis.write("lose")
+            server.kill()
+            await asyncio.to_thread(server.restart)
+        await load.confirms(between)
+    # The workers that were there at the beginning have recovered by themselves.
+    assert [hand.code for hand in hands] == [None, None]
+    return await crew.hold()
+
+
+@pytest.mark.parametrize("kind", ["plain", "status"])
+async def test_a_killed_server_loses_no_job_that_was_confirmed(make_queue_crew, start_server, kind):
+    server = start_server()
+    async with make_queue_crew(server.url, kind=kind, timeouts=TIMEOUTS) as crew:
+        verdict = await server_kills(crew, server, 2, 200)
+        assert verdict.counts.sent_ok >= 600
+
+
+@pytest.mark.torture
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("kind", ["plain", "status", "lanes"])
+async def test_twenty_killed_servers_lose_no_job_that_was_confirmed(
+    make_queue_crew, start_server, kind, figure
+):
+    server = start_server()
+    async with make_queue_crew(
+        server.url, kind=kind, timeouts=TIMEOUTS, max_attempts=30, work_s=0.002
+    ) as crew:
+        verdict = await server_kills(crew, server, 20, 2_000)
+        counts, name = verdict.counts, f"20 server kills, {kind} queue"
+        figure("queue faults", f"{name}: confirmed and lost", counts.lost, "", "<=", 0)
+        figure("queue faults", f"{name}: confirmed", counts.sent_ok, "", ">=", 40_000)
+
+
+@pytest.mark.torture
+@pytest.mark.timeout(900)
+async def test_ten_failovers_with_jobs_in_hand(make_queue_crew, start_cluster, figure):
+    """A copy that takes over may be behind by some jobs; what it has, it keeps consistent."""
+    cluster = start_cluster(primaries=3, replicas=1)
+    crew = make_queue_crew(
+        cluster.url,
+        kind="status",
+        max_attempts=30,
+        timeouts=TIMEOUTS,
+        work_s=0.01,
+        queues={"silence_s": 3.0, "beat_s": 0.3},
+    )
+    async with crew:
+        hands = await crew.hire(2)
+        await crew.at_work(*hands)
+        slot = cluster.slot_of(crew.keys.waiting)
+        async with Load(crew) as load:
+            for _ in range(10):
+                await load.confirms(500)
+                primary = cluster.primary_of(slot)
+                # What is confirmed is on the copy as well, once that has answered.
+                await crew.app.redis.call("WAIT", 1, 2_000)
+                crew.nemesis.write("lose")
+                primary.kill()
+                await asyncio.to_thread(cluster.primary_of, slot)
+                await eventually(lambda: cluster_answers(crew), 30)
+                await asyncio.to_thread(primary.restart)
+                await asyncio.to_thread(cluster.wait_until_well)
+            await load.confirms(500)
+        assert [hand.code for hand in hands] == [None, None]
+        await crew.drained(60)
+        await crew.dismiss()
+        # What ended right before the failover may run again, and what was sent may be gone with it.
+        verdict = await crew.verdict(waive={"I12", "I16", "I01", "I02", "I08", "I09"})
+        assert verdict.ok, str(verdict)
+        lost, confirmed = verdict.counts.lost, verdict.counts.sent_ok
+        figure("queue faults", "10 failovers: confirmed", confirmed, "jobs", ">=", 5_000)
+        figure("queue faults", "10 failovers: lost with the primary", lost, "jobs", "<=", 80)
+
+
+async def cluster_answers(crew):
+    try:
+        return await crew.left() >= 0
+    except PenstockError:
+        return False
+
+
+@pytest.mark.parametrize("binary", ["valkey", "redis62"])
+@pytest.mark.parametrize("kind", ["plain", "status"])
+async def test_a_full_server_refuses_jobs_and_drains(make_queue_crew, start_server, binary, kind):
+    server = start_server(binary)
+    crew = make_queue_crew(server.url, kind=kind, max_attempts=3, work_s=0.002)
+    async with crew:
+        (victim,) = await crew.hire()
+        await crew.at_work(victim)
+        await fill_up(crew, server)
+        assert await crew.left() > 0
+        # A worker that begins on the full server takes over from one that dies on it.
+        (heir,) = await crew.hire()
+        await crew.at_work(heir)
+        await victim.kill()
+        await crew.drained()
+        with pytest.raises(OutOfMemory):
+            await crew.send()
+        counts = await heir.counts()
+        assert counts["stale"] == 0
+        server.command("CONFIG", "SET", "maxmemory", "0")
+        await crew.send()
+        verdict = await crew.hold()
+        letters = await crew.letters()
+        assert len(letters) == verdict.counts.dead >= 200
+        assert verdict.counts.sent_ok == verdict.counts.finished + len(letters) == 601
+
+
+async def fill_up(crew, server):
+    """Send more than is handled meanwhile, some to be retried or buried, then take the memory."""
+    for number in range(600):
+        orders = ({}, {"fail": True, "attempts": 1}, {"dead": True})[number % 3]
+        await crew.send(pause=0.03, **orders)
+    server.command("CONFIG", "SET", "maxmemory", "1mb")
+    assert int(server.info("memory")["used_memory"]) > 1_000_000
+    with pytest.raises(OutOfMemory):
+        await crew.send()
