@@ -196,7 +196,8 @@ def test_a_group_can_be_named_itself():
 
 
 def test_the_reasons_are_words_that_tell_them_apart():
-    assert set(DeathReason) == {"exhausted", "fatal", "requested", "crashed", "undecodable"}
+    words = {"exhausted", "fatal", "requested", "crashed", "unknown", "undecodable"}
+    assert set(DeathReason) == words
 
 
 # --- Retry-After ---------------------------------------------------------------------------------
