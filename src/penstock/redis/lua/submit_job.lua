@@ -80,13 +80,14 @@ if has_record then
   redis.call('HSET', KEYS[9], 'job_id', id, 'status', state, 'submitted_at', iso(now),
     unpack(ARGV, 16))
 end
+-- Also for a job that waits: it counts when it is due.
+if ARGV[6] ~= '0' then redis.call('HINCRBY', KEYS[2], 'bytes', 0) end
 if ARGV[11] ~= '0' then redis.call('SET', KEYS[10], id, 'PX', ARGV[11]) end
 if wait >= 0 then
   redis.call('ZADD', KEYS[7], now + wait, id)
   redis.call('HSET', KEYS[8], id, 'b' .. lane .. '\n' .. ARGV[9])
   return {1, redis.call('ZCARD', KEYS[7]), moved, dropped, id, wait}
 end
-if ARGV[6] ~= '0' then redis.call('HINCRBY', KEYS[2], 'bytes', 0) end
 put(KEYS[1], KEYS[5], KEYS[6], KEYS[2], ARGV[3], lane, ARGV[9], false)
 packed.bytes = nil
 return {1, redis.call('LLEN', list), moved, dropped, id, 0, packed}

@@ -1,0 +1,90 @@
+"""Whatever happens to a queue, each of its jobs is in exactly one place."""
+
+from __future__ import annotations
+
+from hashlib import sha1
+
+import pytest
+from hypothesis import HealthCheck, Phase, settings
+from hypothesis.stateful import run_state_machine_as_test
+
+from penstock.errors import CommandRefused
+from penstock.redis import script
+from penstock.testing.servers import ServerProcess
+
+from .model.queue_machine import QueueMachine
+
+
+@pytest.fixture(scope="module")
+def machine():
+    """A machine on a server of its own, which it empties for each run."""
+    with ServerProcess("valkey") as server:
+        yield type("Machine", (QueueMachine,), {"url": server.url})
+
+
+def run(machine, *phases, **limits):
+    run_state_machine_as_test(
+        machine,
+        settings=settings(
+            deadline=None,
+            suppress_health_check=list(HealthCheck),
+            report_multiple_bugs=False,
+            phases=phases,  # to explain a failure takes minutes; its steps say enough
+            **limits,
+        ),
+    )
+
+
+QUICK = {
+    "max_examples": 40,
+    "stateful_step_count": 40,
+    "derandomize": True,
+    "database": None,
+}
+
+
+def test_jobs_are_in_one_place_and_indexes_and_counters_agree(machine):
+    run(machine, Phase.generate, Phase.shrink, **QUICK)
+
+
+@pytest.mark.torture
+@pytest.mark.timeout(3_600)
+def test_jobs_are_in_one_place_however_long_one_looks(machine):
+    phases = (Phase.reuse, Phase.generate, Phase.shrink)
+    run(machine, *phases, max_examples=3_000, stateful_step_count=120, print_blob=True)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "instead"),
+    [
+        ("retry_job", "if redis.call('HDEL', KEYS[2], ARGV[5]) == 0 then return 0 end", ""),
+        ("reap_claims", "if redis.call('HDEL', KEYS[2], claim) == 1 then", "if true then"),
+        ("claim_jobs", "redis.call('SADD', ARGV[6] .. lane", "redis.call('TYPE', ARGV[6] .. lane"),
+        (
+            "give_back",
+            "item ~= '' and item or stored, true)",
+            "item ~= '' and item or stored, false)",
+        ),
+        ("bury_job", "forget(ARGV[8], ARGV[7])", ""),
+        ("cancel_job", "redis.call('HDEL', KEYS[3], ARGV[1])", ""),
+        ("finish_jobs", "redis.call('PEXPIRE', record, ARGV[5])", ""),
+    ],
+    ids=[
+        "a retry stays in hand",
+        "the dead keep what was returned",
+        "places of lanes are not counted",
+        "what is given back goes to the end",
+        "a buried job keeps its unique key",
+        "a cancelled job leaves its body behind",
+        "a job that is done keeps its record for ever",
+    ],
+)
+def test_a_script_that_breaks_a_promise_is_found(machine, monkeypatch, name, text, instead):
+    load, whole = script.load_script, script.load_script(name).text
+    assert whole.count(text) == 1
+    broken_text = whole.replace(text, instead)
+    digest = sha1(broken_text.encode(), usedforsecurity=False).hexdigest()
+    broken = script.Script(name, broken_text, digest, broken_text, digest)
+    monkeypatch.setattr(script, "load_script", lambda one: broken if one == name else load(one))
+    with pytest.raises((AssertionError, CommandRefused)):
+        run(machine, Phase.generate, **QUICK)
