@@ -205,7 +205,7 @@ class QueueSettings(Group):
     """Most jobs that the policy `dlq` moves aside; beyond it the queue rejects."""
     concurrency: Annotated[int, Meta(ge=1, le=10_000)] = 32
     """Jobs of one queue that run at the same time in one worker process."""
-    prefetch: Annotated[int, Meta(ge=1, le=2_000)] = 500
+    prefetch: Annotated[int, Meta(ge=1, le=2_000)] = 250
     """Most jobs of one claim. Only jobs quicker than a few milliseconds are claimed ahead."""
     poll_s: Annotated[float, Meta(ge=0.005, le=10)] = 0.1
     """How often an idle worker looks for jobs that have become due."""

@@ -78,7 +78,7 @@ async def test_a_running_coroutine_is_stopped(workplace):
     assert await job.cancel()
     await job.wait(timeout=5)
     assert (await job.status()).status == "cancelled"
-    assert cleaned == [True]
+    await eventually(lambda: cleaned == [True])
     await eventually(counts(hang.queue, cancelled=1, done=0))
 
 

@@ -132,6 +132,10 @@ async def test_a_failed_job_tells_its_error_code_and_suggestions(workplace):
     assert said.reason == "exhausted"
 
 
+async def _is_in(queue, state, job_id):
+    return await index(queue, state) == [job_id]
+
+
 async def test_the_index_by_state_follows_the_job(workplace):
     app, began, go_on = await workplace.open(), asyncio.Event(), asyncio.Event()
 
@@ -145,7 +149,7 @@ async def test_the_index_by_state_follows_the_job(workplace):
     assert await index(queue, "submitted") == [job.id]
     await workplace.start(app)
     await began.wait()
-    assert await index(queue, "processing") == [job.id]
+    await eventually(lambda: _is_in(queue, "processing", job.id))
     go_on.set()
     await job.wait(timeout=5)
     assert await index(queue, "done") == [job.id]

@@ -18,6 +18,9 @@ __all__ = ["JobContext", "current_job"]
 
 _current: ContextVar[JobContext] = ContextVar("penstock job")
 
+OVER = "over"
+"""Why a job is told to stop whose record says that it has ended: cancelled before it began."""
+
 _RESERVED = frozenset(
     [
         "job_id",
@@ -49,7 +52,7 @@ class JobContext:
 
     __slots__ = (
         "abandoned", "attempt", "began", "begun", "claim", "cut", "hand", "id", "interrupted",
-        "item", "max_attempts", "queue", "slot", "tracked",
+        "item", "max_attempts", "noted", "queue", "slot", "tracked",
     )  # fmt: skip
 
     def __init__(self, hand: Hand, claim: str, item: Item) -> None:
@@ -66,6 +69,8 @@ class JobContext:
         """When its function was called, on the clock of this process."""
         self.begun = False
         """Whether the attempt is noted on the server as begun."""
+        self.noted = False
+        """Whether its record says that it runs. That of a quick job says so only when it has."""
         self.cut = ""
         """Why the job was told to stop."""
         self.interrupted = False
@@ -122,6 +127,9 @@ class JobContext:
         for name, value in (*fields.items(), *counts.items()):
             if value is not None:
                 pairs += (name, str(value))
+        if not self.noted and (await self.hand.begin([self]))[0] != 1:
+            self.stop(OVER)
+            return
         verdict = await self.hand.note_progress(self, pairs)
         if verdict == 0:
             raise ClaimLost(self.queue, self.id)

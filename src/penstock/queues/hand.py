@@ -79,6 +79,8 @@ class Hand:
         self.ended: list[Ended] = []
         self.next_due_ms = 0
         self.uses_lanes = False
+        self.has_cancelled = False
+        """Whether there are jobs on the lists that were cancelled."""
         self.draining = False
         """Whether nothing more is begun."""
         self.closing = False
@@ -113,20 +115,21 @@ class Hand:
     async def exchange(self, most: int) -> list[JobContext]:
         """Acknowledge what is done and take up to `most` jobs. One round trip, after trouble two.
 
-        A call whose answer is lost may have taken jobs: they are looked for before the next one.
+        Several such calls may be under way, each with numbers of its own for its claims. One whose
+        answer is lost may have taken jobs: they are looked for before the next one.
         """
         if self._doubt:
             await self._find_strays()
         done, self.done = self.done[:MOST_DONE], self.done[MOST_DONE:]
+        first, self._first = self._first, self._first + most
         try:
             reply = await self._scripts.claim_jobs(
-                keys=self.keys, worker=self.worker, first=self._first, most=most, done=done
+                keys=self.keys, worker=self.worker, first=first, most=most, done=done
             )
         except ServerError as error:
             self.done = done + self.done
             if isinstance(error, OutcomeUnknown) and most:
-                self._lost_calls.append(range(self._first, self._first + most))
-                self._first += most
+                self._lost_calls.append(range(first, first + most))
                 self._doubt = True
             raise
         if isinstance(reply, int):
@@ -134,18 +137,18 @@ class Hand:
             return []
         for claim in done:
             del self.jobs[claim]
-        now_ms, self.next_due_ms, held, lanes, *taken = reply
+        now_ms, self.next_due_ms, held, flags, *taken = reply
         self._note_time(now_ms)
-        self.uses_lanes = bool(lanes)
-        jobs = self._taken(taken)
+        self.uses_lanes, self.has_cancelled = bool(flags & 1), bool(flags & 2)
+        jobs = self._taken(first, taken)
         if self._lost_calls and held > len(self.jobs):
             self._doubt = True  # a call that was given up came to pass after all
         strays, self._strays = self._strays, []
         return strays + jobs
 
-    def _taken(self, taken: Sequence[object]) -> list[JobContext]:
+    def _taken(self, number: int, taken: Sequence[object]) -> list[JobContext]:
         jobs: list[JobContext] = []
-        codec, known, number = self.codec, self.jobs, self._first
+        codec, known = self.codec, self.jobs
         lanes: Iterable[tuple[bytes, list[bytes]]] = zip(taken[::2], taken[1::2], strict=True)  # type: ignore[assignment]
         for lane, items in lanes:
             ending = f":{lane.decode()}" if lane else ""
@@ -154,7 +157,6 @@ class Hand:
                 job = known[claim] = JobContext(self, claim, read_item(data, codec))
                 jobs.append(job)
                 number += 1
-        self._first = number
         return jobs
 
     async def _find_strays(self) -> None:
@@ -219,7 +221,7 @@ class Hand:
                 return [0] * len(jobs)
             verdicts += reply
         for job in jobs:
-            job.begun = exactly
+            job.begun, job.noted = exactly, True
         return verdicts
 
     async def _begin(self, told: Sequence[Argument]) -> list[int] | int:
@@ -245,7 +247,8 @@ class Hand:
             unique = self.unique_key(job) if job.item.meta.unique else ""
             # One that is passed over leaves its record alone: others may be at it by now.
             name = self._name_of(job) if state != PASSED_OVER else ""
-            told += (job.claim, name, unique, one.took, one.result)
+            late = 0 if job.noted or state == "expired" else 1
+            told += (job.claim, name, unique, late, one.took, one.result)
         if await self.surely("finish", lambda: self._finish(state, told)) == DEAD:
             self.lose(len(ended))
         else:

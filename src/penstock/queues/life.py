@@ -7,18 +7,17 @@ import logging
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from penstock.clock import SYSTEM_CLOCK
 from penstock.errors import PenstockError, ServerError
-from penstock.queues.context import JobContext
-from penstock.queues.hand import MOST_DONE, Hand
+from penstock.queues.context import OVER, JobContext
+from penstock.queues.hand import Hand
+from penstock.queues.items import Item
 from penstock.queues.reaper import Reaper
 from penstock.queues.slots import Slots
 from penstock.queues.waiters import Waiters
 from penstock.queues.work import Work
 from penstock.runtime.backoff import retry_delay_s
-from penstock.runtime.waiting import happens_within
 
 if TYPE_CHECKING:
     from penstock.queues.queue import Queue
@@ -32,6 +31,10 @@ _LAST_WORDS_S = 2.0
 _TEND_S = 0.5
 _BLOCK_S = 1.0
 _MOST_WATCHED = 500
+# Enough to keep a quick function busy while answers are on their way.
+_MOST_CALLS = 4
+# The record of a job that takes less than this never says that it runs.
+_NOTE_AFTER_S = 0.02
 
 
 class Life:
@@ -52,17 +55,25 @@ class Life:
         self._queue, self._hand, self._work, self._reaper = queue, hand, work, reaper
         self._client, self._settings = queue.client, queue.client.settings.queues
         self._tracks, self._stop_asked, self._note = tracks, stop_asked, note
-        self._news, self._ended = asyncio.Event(), asyncio.Event()
+        self._news, self._ended, self._must_note = (asyncio.Event() for _ in range(3))
         self._hint = True
         """Whether there may be jobs to claim."""
         self._futile = False
-        self._reap_after = 0.0
+        self._reap_after = self._paused_until = 0.0
+        self._failures = 0
+        self._fatal: BaseException | None = None
+        self._calls: set[asyncio.Task[None]] = set()
+        self._under_way = self._asked = 0
+        """Calls without an answer yet, and how many jobs they may bring."""
+        # A gate is asked for each claim, one after the other.
+        self._most_calls = 1 if queue.options.gate is not None else _MOST_CALLS
+        self._noting: asyncio.TimerHandle | None = None
         prefetch = self._settings.prefetch
         self.slots = Slots(
             work,
             places=places,
             # What is claimed ahead would count against the limit without running.
-            ahead=0 if queue.options.limit or queue.options.lane_limit else 2 * prefetch,
+            ahead=0 if queue.options.limit or queue.options.lane_limit else _MOST_CALLS * prefetch,
             when_news=self._something_ended,
         )
         self._waiters = Waiters(self._client, hand.keys, _BLOCK_S, self._there_are_jobs)
@@ -71,8 +82,10 @@ class Life:
         name = f"queue {self._queue.name}"
         tending = asyncio.create_task(self._tend_for_ever(), name=f"{name} tend")
         settling = asyncio.create_task(self._settle_for_ever(), name=f"{name} settle")
-        settling.add_done_callback(lambda _: self._news.set())
-        self._settling = settling
+        noting = asyncio.create_task(self._note_for_ever(), name=f"{name} note")
+        self._beside = (tending, settling, noting)
+        for beside in self._beside:
+            beside.add_done_callback(lambda _: self._news.set())
         stopping = asyncio.create_task(self._stop_asked.wait())
         stopping.add_done_callback(lambda _: self._news.set())
         self._waiters.begin(lanes=False)
@@ -86,35 +99,65 @@ class Life:
         else:
             await self._last_words(self._hand.leave)
         finally:
-            for task in (tending, settling, stopping):
+            if self._noting is not None:
+                self._noting.cancel()
+            left: list[asyncio.Task[Any]] = [*self._beside, *self._calls, stopping]
+            for task in left:
                 task.cancel()
             await self._waiters.close()
             await self.slots.close()
-            await asyncio.gather(tending, settling, stopping, return_exceptions=True)
+            await asyncio.gather(*left, return_exceptions=True)
 
     # ---- claiming
 
     async def _fetch(self) -> None:
-        hand, slots, stop = self._hand, self.slots, self._stop_asked
-        failures = 0
-        while not stop.is_set() and not hand.lost:
-            if (error := slots.failure() or _failure_of(self._settling)) is not None:
+        """Keep the slots supplied, with several calls under way if that takes it."""
+        while not self._stop_asked.is_set() and not self._hand.lost:
+            error = self.slots.failure() or self._failure()
+            if error is not None:
                 raise error
-            wanted = slots.room if self._hint else 0
-            acks_due = hand.done and (slots.is_empty or len(hand.done) >= MOST_DONE // 2)
-            if not wanted and not acks_due:
+            most = self._next_claim()
+            if most is None:
                 await self._rest()
                 continue
-            try:
-                await self._claim(min(wanted, self._settings.prefetch))
-                failures = 0
-                self._note(None)
-            except ServerError as error:
-                if not error.transient:
-                    raise
-                failures += 1
+            self._under_way += 1
+            self._asked += most
+            call = asyncio.create_task(self._call(most), name=f"queue {self._queue.name} claim")
+            self._calls.add(call)
+            call.add_done_callback(self._calls.discard)
+            await asyncio.sleep(0)  # until it is under way
+        if self._calls:
+            await asyncio.wait(self._calls)
+
+    def _next_claim(self) -> int | None:
+        """How many jobs to ask for now; None if there is nothing to ask or to tell."""
+        hand = self._hand
+        if self._under_way >= self._most_calls or time.monotonic() < self._paused_until:
+            return None
+        wanted = self.slots.room(self._asked) if self._hint else 0
+        many = len(hand.done) >= self._settings.prefetch
+        if wanted or many or (hand.done and self.slots.is_empty and not self._under_way):
+            return min(wanted, self._settings.prefetch)
+        return None
+
+    async def _call(self, most: int) -> None:
+        try:
+            await self._claim(most)
+            self._failures = 0
+            self._note(None)
+        except ServerError as error:
+            if error.transient:
+                self._failures += 1
+                self._paused_until = time.monotonic() + retry_delay_s(self._failures)
                 self._troubled(error)
-                await happens_within(stop, retry_delay_s(failures), SYSTEM_CLOCK)
+            else:
+                self._fatal = error
+        except Exception as error:  # noqa: BLE001  it ends the consumer
+            self._fatal = error
+        finally:
+            self._under_way -= 1
+            self._asked -= most
+            self._news.set()
 
     async def _claim(self, wanted: int) -> None:
         gate = self._queue.options.gate
@@ -136,22 +179,49 @@ class Life:
             self._futile = not jobs
 
     async def _accept(self, jobs: Sequence[JobContext]) -> None:
-        """Hand claimed jobs to the slots; those with a record are noted as begun first."""
+        """Hand claimed jobs to the slots.
+
+        The records of some are looked at first: another program may have queued one of the same
+        id, an earlier attempt may have failed, or one of them may have been cancelled. Those of the
+        others say that they run when they have done so for a while.
+        """
         tracked = [job for job in jobs if job.tracked]
         if self._tracks:
             tracked = [job for job in jobs if self._is_tracked(job)]
-        if not tracked:
-            self.slots.put(jobs)
-            return
         for job in tracked:
             job.tracked = True
-        verdicts = await self._hand.begin(tracked)
-        over = {job.claim for job, verdict in zip(tracked, verdicts, strict=True) if verdict != 1}
-        for job in tracked:
+        first = [job for job in tracked if self._hand.has_cancelled or not _is_new(job.item)]
+        if len(first) < len(tracked):
+            self._note_soon()
+        if not first:
+            self.slots.put(jobs)
+            return
+        verdicts = await self._hand.begin(first)
+        over = {job.claim for job, verdict in zip(first, verdicts, strict=True) if verdict != 1}
+        for job in first:
             if job.claim in over and not self._hand.lost:
                 self._work.passed_over(job)
         self._something_ended()
         self.slots.put(job for job in jobs if job.claim not in over)
+
+    def _note_soon(self) -> None:
+        if self._noting is None:
+            self._noting = asyncio.get_running_loop().call_later(_NOTE_AFTER_S, self._must_note.set)
+
+    async def _note_for_ever(self) -> None:
+        """Write into records that their jobs run, where that was put off and they still do."""
+        while True:
+            await self._must_note.wait()
+            self._must_note.clear()
+            self._noting = None
+            old = time.monotonic() - _NOTE_AFTER_S / 2
+            tracked = [job for job in self.slots.running if job.tracked and not job.noted]
+            jobs = [job for job in tracked if job.began and job.began <= old]
+            if len(jobs) < len(tracked) or not self.slots.is_empty:
+                self._note_soon()
+            for job, verdict in zip(jobs, await self._hand.begin(jobs), strict=True):
+                if verdict != 1 and job in self.slots.running:
+                    job.stop(OVER)
 
     def _is_tracked(self, job: JobContext) -> bool:
         performer = self._work.performer_of(job.item)
@@ -176,7 +246,9 @@ class Life:
         self._news.clear()
         hand = self._hand
         wait_s = self._settings.poll_s
-        if hand.next_due_ms:
+        if self._failures:
+            wait_s = max(0.001, self._paused_until - time.monotonic())
+        elif hand.next_due_ms:
             wait_s = min(wait_s, max(0.001, (hand.next_due_ms - hand.now_ms) / 1000))
         try:
             async with asyncio.timeout(wait_s):
@@ -237,7 +309,7 @@ class Life:
         hand.draining = True
         await self._give_back(self.slots.take_back())
         while not hand.lost:
-            if (error := _failure_of(self._settling)) is not None:
+            if (error := self._failure()) is not None:
                 raise error
             if hand.ended:
                 await hand.flush_ended()
@@ -261,6 +333,8 @@ class Life:
         """Tell what is done; what was cut runs elsewhere, and is not charged for it."""
         hand = self._hand
         hand.closing = True
+        if self._calls:
+            await asyncio.wait(self._calls)
         await self.slots.close()
         await hand.flush_ended()
         while hand.done and not hand.lost:
@@ -268,6 +342,15 @@ class Life:
         if not hand.lost:
             await hand.give_back(list(hand.jobs.values()))
             await hand.leave()
+
+    def _failure(self) -> BaseException | None:
+        """What one of the helpers failed with, which none should."""
+        if self._fatal is not None:
+            return self._fatal
+        for helper in self._beside:
+            if helper.done() and not helper.cancelled() and (error := helper.exception()):
+                return error
+        return None
 
     async def _last_words(self, say: Callable[[], Awaitable[None]]) -> None:
         try:
@@ -281,5 +364,7 @@ class Life:
             )
 
 
-def _failure_of(task: asyncio.Task[None]) -> BaseException | None:
-    return task.exception() if task.done() and not task.cancelled() else None
+def _is_new(item: Item) -> bool:
+    """Whether we queued it with its record, and nothing has come of it yet."""
+    meta = item.meta
+    return meta.tracked and not (meta.attempts or meta.crashes or meta.replays or meta.parked_ms)

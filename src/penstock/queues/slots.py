@@ -50,14 +50,13 @@ class Slots:
         self._waking = False
         self._busy = 0
 
-    @property
-    def room(self) -> int:
-        """How many jobs to claim now; 0 while there is enough to do."""
+    def room(self, asked: int) -> int:
+        """How many jobs to claim now, if `asked` may be on their way; 0 while there are enough."""
         ahead = 0
         if self.each_s < _QUICK_S:
             ahead = min(self._most_ahead, int(self.places * _AHEAD_S / max(self.each_s, 1e-6)))
-        room = self.places + ahead - self._busy - len(self._buffer)
-        return room if not self._buffer or 2 * room >= self.places + ahead else 0
+        room = self.places + ahead - self._busy - len(self._buffer) - asked
+        return room if not (self._buffer or asked) or 2 * room >= self.places + ahead else 0
 
     @property
     def is_empty(self) -> bool:

@@ -20,7 +20,7 @@ from penstock.delivery.outcomes import handler_error
 from penstock.delivery.retries import DeathReason, Failure, GiveUp, RetryPolicy
 from penstock.errors import DecodeError, EncodeError
 from penstock.queues.attempts import after_failure, is_exact, limit_of
-from penstock.queues.context import JobContext, set_current
+from penstock.queues.context import OVER, JobContext, set_current
 from penstock.queues.hand import PASSED_OVER, Counts, Ended
 from penstock.queues.isolation import ChildPool, Isolation
 from penstock.queues.items import Item, write_item
@@ -83,7 +83,8 @@ class Work:
             await self._give_up(job, GiveUp(DeathReason.UNDECODABLE), item.fault)
             return
         if performer is None:
-            await self._park(job)
+            if await self._is_noted(job):
+                await self._park(job)
             return
         job.max_attempts = limit = limit_of(item, performer.policy)
         if job.attempt > limit:
@@ -210,6 +211,8 @@ class Work:
         """See to a job that was told to stop, and has."""
         if job.cut == "cancelled":
             self._end(job, "cancelled")
+        elif job.cut == OVER:
+            self.passed_over(job)
 
     def passed_over(self, job: JobContext) -> None:
         """Let go of a job that has ended already, cancelled perhaps."""
@@ -217,6 +220,8 @@ class Work:
 
     async def _failed(self, job: JobContext, performer: Performer, error: Exception) -> None:
         """Try again later, or give up."""
+        if not await self._is_noted(job):
+            return
         self.counts.failed += 1
         now_ms = job.hand.now_ms
         limit = job.max_attempts or limit_of(job.item, performer.policy)
@@ -235,6 +240,14 @@ class Work:
         item = write_item(job.item, after_failure(job, failure), self._codec)
         error.__traceback__ = None  # told; kept, it would hold on to all the function's variables
         await job.hand.retry(job, item, decision.seconds, fields)
+
+    async def _is_noted(self, job: JobContext) -> bool:
+        """Make sure that the record says that the job runs, before it says how that ended."""
+        if not job.tracked or job.noted or (await job.hand.begin([job]))[0] == 1:
+            return True
+        if not job.hand.lost:
+            self.passed_over(job)
+        return False
 
     async def _give_up(self, job: JobContext, verdict: GiveUp, error: Exception | None) -> None:
         now_ms = job.hand.now_ms

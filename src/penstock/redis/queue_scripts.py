@@ -97,12 +97,13 @@ class QueueScripts(ScriptCaller):
         most: int,
         done: Sequence[Argument],
     ) -> list[Reply] | int:
-        """Acknowledge, and take jobs in hand: ms, next due, claims held, lanes used, then lanes."""
+        """Acknowledge, and take jobs in hand: ms, next due, claims held, flags, then lanes."""
         return await self.run(
             "claim_jobs",
             (
                 *(keys.workers, keys.claimed(worker), keys.waiting, keys.ring, keys.parked),
                 *(keys.delayed, keys.delayed_bodies, keys.state, keys.counters, keys.weights),
+                keys.cancelled,
             ),
             (
                 *(worker, first, most, keys.records, keys.indexes, keys.runnings, keys.claims),
@@ -116,7 +117,7 @@ class QueueScripts(ScriptCaller):
         """Note that jobs are about to run: for each 1 to run it, 2 if cancelled, 0 if not."""
         return await self.run(
             "begin_jobs",
-            (keys.workers, keys.claimed(worker)),
+            (keys.workers, keys.claimed(worker), keys.cancelled),
             (worker, keys.records, keys.indexes, *jobs),
         )
 
@@ -219,7 +220,7 @@ class QueueScripts(ScriptCaller):
         """Cancel: 2 cancelled, 1 asked to stop, 0 had ended, -1 no such job."""
         return await self.run(
             "cancel_job",
-            (record, keys.delayed, keys.delayed_bodies, keys.counters),
+            (record, keys.delayed, keys.delayed_bodies, keys.counters, keys.cancelled),
             (job_id, keys.indexes, keep_ms),
         )
 

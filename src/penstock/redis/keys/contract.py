@@ -264,6 +264,11 @@ _QUEUES = (
         ZSET, NEVER, "a job leaves with its state; final ones after 7 days", "queues", OURS,
     ),
     Family(
+        "queue.cancelled",
+        "penstock:queue:<queue>:cancelled", "penstock:queue:{<queue>}:cancelled",
+        SET, ALWAYS, "a job leaves when passed over; as long as the records", "queues", OURS,
+    ),
+    Family(
         "queue.schedule",
         "penstock:queue:<queue>:schedule", "penstock:queue:{<queue>}:schedule",
         ZSET, NEVER, "a name leaves when it is removed", "queues", OURS,

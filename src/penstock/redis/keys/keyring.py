@@ -34,6 +34,7 @@ class QueueKeyring:
     delayed_bodies: str
     workers: str
     dead_workers: str
+    cancelled: str
     schedule: str
     audit: str
     records: str
@@ -62,6 +63,7 @@ class QueueKeyring:
             delayed_bodies=own.delayed_bodies,
             workers=own.workers,
             dead_workers=own.dead_workers,
+            cancelled=own.cancelled,
             schedule=own.schedule,
             audit=own.audit,
             records=keys.job(queue, "x").status[:-1],

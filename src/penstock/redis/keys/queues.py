@@ -109,6 +109,11 @@ class QueueKeys(FamilyKeys):
         return self._own(f"jobs:{encode_id('state', state)}")
 
     @property
+    def cancelled(self) -> str:
+        """SET: jobs that were cancelled while they waited on a list, and are passed over there."""
+        return self._own("cancelled")
+
+    @property
     def schedule(self) -> str:
         """ZSET: names of what recurs, by the next time in server ms."""
         return self._own("schedule")

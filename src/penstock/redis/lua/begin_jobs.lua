@@ -4,6 +4,7 @@
 --
 -- KEYS[1]  ZSET  live workers of the queue
 -- KEYS[2]  HASH  the worker's claims
+-- KEYS[3]  SET   jobs that were cancelled while they waited
 -- ARGV[1]  str   worker
 -- ARGV[2]  str   beginning of the names of records
 -- ARGV[3]  str   beginning of the names of the indexes by state
@@ -26,6 +27,7 @@ for place = 4, #ARGV, 5 do
     local status = redis.call('HGET', record, 'status')
     if status == 'cancelled' then
       verdict = 2
+      redis.call('SREM', KEYS[3], id)
     elseif status and status ~= 'processing' and not (LEGAL[status] and LEGAL[status].processing) then
       verdict = 0
     else

@@ -6,6 +6,7 @@
 -- KEYS[2]  ZSET    ids of jobs not yet due
 -- KEYS[3]  HASH    jobs not yet due
 -- KEYS[4]  HASH    counters
+-- KEYS[5]  SET     jobs that were cancelled while they waited
 -- ARGV[1]  str     job id
 -- ARGV[2]  str     beginning of the names of the indexes by state
 -- ARGV[3]  int     ms for which a final record is kept
@@ -28,7 +29,10 @@ end
 close(KEYS[1], ARGV[2], ARGV[1], 'cancelled', now, ARGV[3])
 sweep(ARGV[2], 'cancelled', now, ARGV[3])
 redis.call('ZREM', KEYS[2], ARGV[1])
-redis.call('HDEL', KEYS[3], ARGV[1])
+if redis.call('HDEL', KEYS[3], ARGV[1]) == 0 then  -- it stands on a list
+  redis.call('SADD', KEYS[5], ARGV[1])
+  redis.call('PEXPIRE', KEYS[5], ARGV[3])
+end
 forget(facts[2] or '', ARGV[1])
 redis.call('HINCRBY', KEYS[4], 'cancelled', 1)
 return 2

@@ -15,6 +15,7 @@
 -- KEYS[8]  HASH  the queue's state
 -- KEYS[9]  HASH  counters
 -- KEYS[10] HASH  weights of fair lanes
+-- KEYS[11] SET   jobs that were cancelled while they waited
 -- ARGV[1]  str   worker
 -- ARGV[2]  int   number of the first claim
 -- ARGV[3]  int   most jobs to take
@@ -25,7 +26,8 @@
 -- ARGV[8..]  str  claims that are done
 --
 -- Returns  list  the server's ms; ms at which the next job is due, or 0; how many claims the worker
---                has; 1 if lanes are in use; then each lane and a list of jobs taken from it, whose
+--                has; 1 if lanes are in use, 2 if jobs on the lists were cancelled, or both added;
+--                then each lane and a list of jobs taken from it, whose
 --                claims are numbered in this order: '17' in the plain list, '17:high' in a lane
 --          int   -1  the worker was given up as dead; nothing was done
 
@@ -87,7 +89,8 @@ if next_due and tonumber(next_due) <= now then
   next_due = redis.call('ZRANGE', KEYS[6], 0, 0, 'WITHSCORES')[2]
 end
 
-local answer, number, left = {now, tonumber(next_due or 0), 0, facts[7] and 1 or 0},
+local answer, number, left = {now, tonumber(next_due or 0), 0,
+  (facts[7] and 1 or 0) + 2 * redis.call('EXISTS', KEYS[11])},
   tonumber(ARGV[2]), tonumber(ARGV[3])
 if facts[2] then left = 0 end
 if facts[5] and left > 0 then

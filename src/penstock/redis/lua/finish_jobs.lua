@@ -14,44 +14,50 @@
 -- ARGV[4]  str   beginning of the names of the sets of running jobs by lane
 -- ARGV[5]  int   ms for which a final record is kept
 -- ARGV[6]  str   the final state of all of them
--- ARGV[7..]  str  for each job its claim; its id; its unique key, '' for none; how long it ran, in
---                 seconds; its result, '' for none
+-- ARGV[7..]  str  for each job its claim; its id; its unique key, '' for none; 1 if its record does
+--                 not say yet that it was begun; how long it ran, in seconds; its result, '' for none
 --
 -- Returns  int  how many of the jobs were in hand until now
 --          -1   the worker was given up as dead; nothing was done
 
 redis.call('HDEL', KEYS[2], '')
 if not redis.call('ZSCORE', KEYS[1], ARGV[1]) then
-  redis.call('HINCRBY', KEYS[6], 'stale', (#ARGV - 6) / 5)
+  redis.call('HINCRBY', KEYS[6], 'stale', (#ARGV - 6) / 6)
   return -1
 end
 -- Include: time
 -- Include: records
 -- Include: lanes
-local at, state, claims, over, ends = iso(now), ARGV[6], {}, {}, {}
-for place = 7, #ARGV, 5 do
-  local claim, id, unique, seconds, result = unpack(ARGV, place, place + 4)
+local at, state, claims, ends = iso(now), ARGV[6], {}, {}
+local over, starts = {processing = {}, queued = {}}, {}
+for place = 7, #ARGV, 6 do
+  local claim, id, unique, late, seconds, result = unpack(ARGV, place, place + 5)
   claims[#claims + 1] = claim
   free(ARGV[4], KEYS[4], KEYS[5], KEYS[3], ARGV[1], claim)
   local record = ARGV[2] .. id
-  if redis.call('HGET', record, 'status') == 'processing' then
+  local status = redis.call('HGET', record, 'status')
+  if status == 'processing' or (status == 'queued' and late == '1') then
     local fields = {'status', state, 'completed_at', at, 'duration_seconds', seconds}
-    if result ~= '' then fields[7], fields[8] = 'result', result end
+    if status == 'queued' then
+      local began = now - math.floor(seconds * 1000)
+      starts[began] = starts[began] or iso(began)
+      fields[7], fields[8], fields[9], fields[10] = 'started_at', starts[began], 'worker', ARGV[1]
+    end
+    if result ~= '' then fields[#fields + 1], fields[#fields + 2] = 'result', result end
     redis.call('HSET', record, unpack(fields))
     redis.call('PEXPIRE', record, ARGV[5])
-    over[#over + 1] = id
-    ends[#ends + 1] = now
-    ends[#ends + 1] = id
+    over[status][#over[status] + 1] = id
+    ends[#ends + 1], ends[#ends + 2] = now, id
   else  -- without a record, or it expired before it was begun
     close(record, ARGV[3], id, state, now, ARGV[5], nil, at)
   end
   forget(unique, id)
 end
 local held = redis.call('HDEL', KEYS[2], unpack(claims))
-if over[1] then
-  redis.call('ZREM', ARGV[3] .. 'processing', unpack(over))
-  redis.call('ZADD', ARGV[3] .. state, unpack(ends))
+for status, ids in pairs(over) do
+  if ids[1] then redis.call('ZREM', ARGV[3] .. status, unpack(ids)) end
 end
+if ends[1] then redis.call('ZADD', ARGV[3] .. state, unpack(ends)) end
 sweep(ARGV[3], state, now, ARGV[5])
 redis.call('HINCRBY', KEYS[6], state, held)
 return held
