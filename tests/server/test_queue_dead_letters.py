@@ -6,7 +6,8 @@ import time
 
 import pytest
 
-from penstock.delivery.retries import DeathReason, Failure
+from penstock.delivery.failures import Failure
+from penstock.delivery.retries import DeathReason
 from penstock.errors import CommandRefused, InvalidJob, InvalidName, OutcomeUnknown, QueueError
 from penstock.queues.dead_letters import QueueDeadLetters
 from penstock.queues.items import Meta, read_item, task_item

@@ -6,7 +6,7 @@ from zlib import crc32
 import msgspec
 import pytest
 
-from penstock.delivery.retries import Failure
+from penstock.delivery.failures import Failure
 from penstock.errors import InvalidMessage, OutcomeUnknown, TopicError, TopicMissing
 from penstock.redis.client import Client
 from penstock.redis.codec import Codec

@@ -5,7 +5,7 @@ from datetime import UTC, datetime
 import msgspec
 import pytest
 
-from penstock.delivery.retries import Failure
+from penstock.delivery.failures import Failure
 from penstock.errors import GroupMissing, InvalidMessage, TopicError
 from penstock.redis.client import Client
 from penstock.redis.codec import Codec

@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.delivery.retries import DeathReason, Failure
+from penstock.delivery.failures import Failure
+from penstock.delivery.retries import DeathReason
 from penstock.queues.items import Item, Meta, Trouble, read_item, task_item, write_item
 from penstock.queues.letters import HISTORY, build_letter, read_letter
 from penstock.queues.revival import edited_letter, requeued_item

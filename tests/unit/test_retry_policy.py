@@ -14,11 +14,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from penstock.delivery.failures import Failure
 from penstock.delivery.retries import (
     DeadLetter,
     DeathReason,
     Exponential,
-    Failure,
     Fixed,
     GiveUp,
     Retry,

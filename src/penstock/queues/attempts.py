@@ -12,7 +12,8 @@ from typing import Final
 
 import msgspec
 
-from penstock.delivery.retries import DeathReason, Failure, RetryPolicy
+from penstock.delivery.failures import Failure
+from penstock.delivery.retries import DeathReason, RetryPolicy
 from penstock.queues.context import JobContext
 from penstock.queues.items import MOST_ATTEMPTS, Item, Meta, Trouble, new_id, write_item
 from penstock.queues.letters import build_letter

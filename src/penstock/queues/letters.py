@@ -20,7 +20,8 @@ from typing import Final
 import msgspec
 from msgspec import Raw
 
-from penstock.delivery.retries import DeathReason, Failure
+from penstock.delivery.failures import Failure
+from penstock.delivery.retries import DeathReason
 from penstock.delivery.times import iso_time
 from penstock.queues.items import Item, Trouble
 from penstock.queues.letter_reading import (

@@ -16,8 +16,9 @@ from typing import Any
 import msgspec
 
 from penstock.delivery.depends import Resolver
+from penstock.delivery.failures import Failure
 from penstock.delivery.outcomes import handler_error
-from penstock.delivery.retries import DeathReason, Failure, GiveUp, RetryPolicy
+from penstock.delivery.retries import DeathReason, GiveUp, RetryPolicy
 from penstock.errors import DecodeError, EncodeError
 from penstock.queues.attempts import after_failure, is_exact, limit_of
 from penstock.queues.context import OVER, JobContext, set_current

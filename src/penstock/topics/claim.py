@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from penstock.delivery.retries import Failure
+from penstock.delivery.failures import Failure
 from penstock.errors import LeaseLost
 from penstock.redis.client import Client
 from penstock.redis.keys import PartitionKeys

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from heapq import heappop, heappush
 from typing import Any, TypeVar
 
-from penstock.delivery.retries import Failure
+from penstock.delivery.failures import Failure
 from penstock.errors import LeaseLost, ServerError, TopicMissing
 from penstock.quiet import RateLimitedLog
 from penstock.runtime.backoff import retry_delay_s

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 import msgspec
 
 from penstock.clock import SYSTEM_CLOCK
-from penstock.delivery.retries import Failure
+from penstock.delivery.failures import Failure
 from penstock.delivery.times import iso_time
 from penstock.errors import TopicMissing
 from penstock.redis.client import Client

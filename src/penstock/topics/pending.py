@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from penstock.delivery.retries import Failure
+from penstock.delivery.failures import Failure
 from penstock.errors import GroupMissing, InvalidMessage
 from penstock.redis.client import Client
 from penstock.topics.facts import read_facts

@@ -11,13 +11,9 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 from penstock.clock import SYSTEM_CLOCK
+from penstock.delivery.failures import Failure
 from penstock.delivery.outcomes import handler_error
-from penstock.delivery.retries import (
-    DeathReason,
-    Failure,
-    GiveUp,
-    RetryIn,
-)
+from penstock.delivery.retries import DeathReason, GiveUp, RetryIn
 from penstock.errors import DecodeError
 from penstock.quiet import RateLimitedLog
 from penstock.redis.client import Client

@@ -9,7 +9,8 @@ from importlib import import_module
 from typing import Any
 
 from penstock.app import Penstock
-from penstock.delivery.retries import Failure, GiveUp, RetryPolicy
+from penstock.delivery.failures import Failure
+from penstock.delivery.retries import GiveUp, RetryPolicy
 from penstock.interfaces.django import framework
 from penstock.interfaces.django.backend import PenstockBackend
 from penstock.interfaces.django.results import error_of, moment, new_result, workers_of

@@ -1,0 +1,119 @@
+"""What is remembered of a failed attempt: the error in words, and a fingerprint of its bug."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from hashlib import blake2b
+from traceback import TracebackException, walk_tb
+from types import TracebackType
+from typing import Self, cast
+
+import msgspec
+
+from penstock.delivery.retries import DeadLetter, parts_of
+
+__all__ = ["Failure"]
+
+_LONGEST_MESSAGE = 1000
+_LONGEST_STACK_BYTES = 8 * 1024
+_MOST_FRAMES = 64
+_MOST_CAUSES = 16
+# Frames of what calls a handler. They change with how it is run and with Penstock's version.
+_CALLERS = re.compile(
+    r"(penstock\.(topics|queues|delivery|runtime)|asyncio|concurrent\.futures|threading)(\.|$)"
+)
+# Python 3.12 and later run these within the function around them.
+_COMPREHENSIONS = (".<listcomp>", ".<dictcomp>", ".<setcomp>")
+_CHANGING = re.compile(r"0x[0-9a-f]+|\b(?=[a-f-]*\d)[0-9a-f-]{8,}\b|\d+", re.IGNORECASE)
+
+
+class Failure(msgspec.Struct, frozen=True, kw_only=True):
+    """One failed attempt, as stored with the message.
+
+    Equal bugs have equal fingerprints: made of the classes of the error and its causes and of the
+    functions it passed through. The message counts only for what was not raised and for DeadLetter,
+    numbers and addresses in it never.
+    """
+
+    error_class: str
+    message: str
+    stack: str
+    fingerprint: str
+    at_ms: int
+    attempt: int
+
+    @classmethod
+    def of(cls, error: Exception, attempt: int, at_ms: int) -> Self:
+        """Describe an error. Never raises, whatever the error's own code does."""
+        return cls(
+            error_class=_guarded(_class_name, error),
+            message=_guarded(_message, error),
+            stack=_guarded(_stack, error),
+            fingerprint=_guarded(_fingerprint, error),
+            at_ms=at_ms,
+            attempt=attempt,
+        )
+
+
+def _guarded(describe: Callable[[BaseException], str], error: BaseException) -> str:
+    try:
+        return describe(error)
+    except Exception as raised:  # noqa: BLE001  an error's own __str__ may raise anything
+        return f"<cannot be told: {type(raised).__name__}>"
+
+
+def _cut(text: str) -> str:
+    """Shorten, and escape halves of surrogate pairs, which cannot be stored as UTF-8."""
+    text = text[: _LONGEST_MESSAGE + 1].encode("utf-8", "backslashreplace").decode()
+    return text if len(text) <= _LONGEST_MESSAGE else f"{text[: _LONGEST_MESSAGE - 1]}…"
+
+
+def _class_name(error: BaseException) -> str:
+    kind = type(error)
+    return _cut(f"{kind.__module__}.{kind.__qualname__}".removeprefix("builtins."))
+
+
+def _message(error: BaseException) -> str:
+    return _cut(str(error))
+
+
+def _stack(error: BaseException) -> str:
+    """Return the end of the printed traceback, in which a huge message hides no frame."""
+    told = TracebackException(type(error), error, error.__traceback__, limit=-_MOST_FRAMES)
+    data = "\n".join(_cut(piece.rstrip("\n")) for piece in told.format()).encode()
+    if len(data) <= _LONGEST_STACK_BYTES:
+        return data.decode()
+    return "…\n" + data[-_LONGEST_STACK_BYTES:].partition(b"\n")[2].decode()
+
+
+def _fingerprint(error: BaseException) -> str:
+    traits: list[str] = []
+    link: BaseException | None = error
+    for _ in range(_MOST_CAUSES):  # errors can name each other as their cause
+        if link is None:
+            break
+        traits += _traits(link)
+        if isinstance(link, ExceptionGroup):  # in the order of their ends, which changes
+            parts = parts_of(cast("ExceptionGroup[Exception]", link))
+            traits += sorted({"\n".join(_traits(part)) for part in parts})
+        link = link.__cause__ or (None if link.__suppress_context__ else link.__context__)
+    return blake2b("\n".join(traits).encode(), digest_size=8).hexdigest()
+
+
+def _traits(error: BaseException) -> list[str]:
+    places = _places(error.__traceback__)
+    told = isinstance(error, DeadLetter) or not places
+    words = [_CHANGING.sub("#", _guarded(_message, error))] if told else []
+    return [_class_name(error), *places, *words]
+
+
+def _places(traceback: TracebackType | None) -> list[str]:
+    """Name the functions that the error passed through, each once: recursion differs in depth."""
+    named = [
+        (str(frame.f_globals.get("__name__")), frame.f_code.co_qualname)
+        for frame, _ in walk_tb(traceback)
+    ]
+    first = next((n for n, (module, _) in enumerate(named) if not _CALLERS.match(module)), 0)
+    places = [_cut(f"{module}:{name}") for module, name in named[first:]]
+    return list(dict.fromkeys(place for place in places if not place.endswith(_COMPREHENSIONS)))
