@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
@@ -302,14 +302,24 @@ def _with(room: Room, policy: str) -> Room:
 
 def _chunks(items: Sequence[bytes]) -> list[slice]:
     """Cut where a chunk has enough jobs or enough bytes."""
-    cuts, first, size = list[slice](), 0, 0
-    for place, item in enumerate(items):
-        size += len(item)
-        if place > first and (place - first >= CHUNK or size > _CHUNK_BYTES):
-            cuts.append(slice(first, place))
-            first, size = place, len(item)
-    cuts.append(slice(first, len(items)))
+    cuts: list[slice] = []
+    for first in range(0, len(items), CHUNK):
+        last = min(first + CHUNK, len(items))
+        if sum(map(len, items[first:last])) <= _CHUNK_BYTES:
+            cuts.append(slice(first, last))
+        else:
+            cuts += _smaller_chunks(items, first, last)
     return cuts
+
+
+def _smaller_chunks(items: Sequence[bytes], first: int, last: int) -> Iterator[slice]:
+    size = 0
+    for place in range(first, last):
+        size += len(items[place])
+        if place > first and size > _CHUNK_BYTES:
+            yield slice(first, place)
+            first, size = place, len(items[place])
+    yield slice(first, last)
 
 
 def _summary(

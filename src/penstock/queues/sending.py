@@ -15,7 +15,7 @@ from penstock.queues.items import Meta, new_id, new_ids
 from penstock.queues.job import Job
 from penstock.queues.options import SendOptions
 from penstock.queues.records import first_fields
-from penstock.queues.signature import NO_ARGS, NO_KWARGS, encode_value
+from penstock.queues.signature import NO_ARGS, encode_value
 from penstock.redis.codec import Form
 from penstock.redis.wire import Argument
 
@@ -65,7 +65,7 @@ class Dispatch:
         queue = self._queue
         if options is PLAIN and not self._status():
             job_id = new_id()
-            item = self._finish(self._item(job_id, args, kwargs))
+            item = self._finish(self._item(_quoted(job_id), args, kwargs))
             await queue.adder.add_one(item, queue.plain_target)
             return Job(queue, job_id, True, self._type)
         job_id = options.id or new_id()
@@ -87,10 +87,10 @@ class Dispatch:
         queue, each = self._queue, [_call_of(call) for call in calls]
         ids = _ids(len(each))
         if options is PLAIN and not self._status():
-            make, finish = self._item, self._finish
+            make, finish, as_it_is = self._item, self._finish, self._as_it_is
             items = [
-                finish(make(job_id, args, kwargs))
-                for job_id, (args, kwargs) in zip(ids, each, strict=True)
+                item if len(item := make(_quoted(job_id), *call)) <= as_it_is else finish(item)
+                for job_id, call in zip(ids, each, strict=True)
             ]
             await queue.adder.add_many(items, ids, queue.plain_target)
             return [Job(queue, job_id, True, self._type) for job_id in ids]
@@ -153,7 +153,7 @@ class Dispatch:
         queue = self._queue
         tracked = self._status() or options.idempotency_key is not None
         meta = meta_of(options, tracked=tracked, now_ms=now_ms)
-        data = self._item(job_id, args, kwargs)
+        data = self._item(_encode_meta(job_id), args, kwargs)
         if meta is not None:
             data = b'%b,"_penstock":%b}' % (data[:-1], _encode_meta(meta))
         fields: list[Argument] = []
@@ -220,22 +220,24 @@ def _copied(
 
 def _compiled(
     task: str, check: Check | None
-) -> Callable[[str, tuple[Any, ...], Mapping[str, Any]], bytes]:
+) -> Callable[[bytes, tuple[Any, ...], Mapping[str, Any]], bytes]:
     """Return what makes a task's item, written without any detour: bulk sends live by it."""
     middle = b',"task":%b,"args":' % _encode_meta(task)
-    encode_id = _encode_meta
 
-    def item(job_id: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bytes:
+    def item(quoted_id: bytes, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bytes:
         if check is not None:
             check(args, kwargs)
-        return b'{"id":%b%b%b,"kwargs":%b}' % (
-            encode_id(job_id),
-            middle,
-            encode_value(args) if args else NO_ARGS,
-            encode_value(kwargs) if kwargs else NO_KWARGS,
-        )
+        told = encode_value(args) if args else NO_ARGS
+        if not kwargs:
+            return b'{"id":%b%b%b,"kwargs":{}}' % (quoted_id, middle, told)
+        return b'{"id":%b%b%b,"kwargs":%b}' % (quoted_id, middle, told, encode_value(kwargs))
 
     return item
+
+
+def _quoted(new_id: str) -> bytes:
+    """An id that we made, as JSON: its hex digits need no escapes."""
+    return b'"%b"' % new_id.encode()
 
 
 def _call_of(call: object) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
