@@ -7,6 +7,7 @@ import time
 from tests.workplace import counters, in_hand, stored
 
 from penstock import Fixed, RetryPolicy, current_job
+from penstock.queues.hand import Counts, Ended, Hand
 from penstock.testing.eventually import eventually
 
 SOON = RetryPolicy(max_attempts=3, backoff=Fixed(0.02))
@@ -59,6 +60,27 @@ async def test_a_cancelled_job_that_is_not_yet_due_is_gone(workplace):
     marker = await note.with_options(delay=0.5).send()
     await marker.wait(timeout=5)
     assert ran == [1]
+
+
+async def test_a_job_that_is_cancelled_as_it_begins_is_counted_once(workplace):
+    app = await workplace.open()
+
+    @app.task(queue="mail", status=True)
+    async def note() -> None: ...
+
+    queue = note.queue
+    job = await note.send()
+    hand = Hand(app.redis, queue.codec, queue.keyring, "w", Counts())
+    await hand.join()
+    (claimed,) = await hand.exchange(1)
+    await job.cancel()
+    # Nobody has noted that it runs: it ends, and nothing is said of it twice.
+    hand.ended.append(Ended(claimed, "done"))
+    await hand.flush_ended()
+    assert (await job.status()).status == "cancelled"
+    assert await counters(queue) == {"added": 1, "cancelled": 1, "passed_over": 1}
+    assert await in_hand(queue) == 0
+    await hand.leave()
 
 
 async def test_a_running_coroutine_is_stopped(workplace):

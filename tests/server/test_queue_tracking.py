@@ -157,6 +157,29 @@ async def test_the_index_by_state_follows_the_job(workplace):
         assert await index(queue, state) == []
 
 
+async def test_the_record_of_a_quick_job_tells_as_much_as_that_of_a_slow_one(workplace):
+    app, go_on = await workplace.open(), asyncio.Event()
+
+    @app.task(queue="mail", status=True)
+    async def quick() -> None: ...
+
+    @app.task(queue="mail", status=True)
+    async def slow() -> None:
+        await go_on.wait()
+
+    await workplace.start(app)
+    one, other = await quick.send(), await slow.send()
+    await one.wait(timeout=5)
+    await eventually(lambda: _is_in(quick.queue, "processing", other.id))
+    go_on.set()
+    await other.wait(timeout=5)
+    told = [await record(quick.queue, job.id) for job in (one, other)]
+    assert told[0].keys() == told[1].keys()
+    for name in ("status", "attempt", "worker", "retry_count"):
+        assert told[0][name] == told[1][name]
+    assert told[0]["attempt"] == "1"
+
+
 # ---- expiring
 
 

@@ -235,6 +235,21 @@ class QueueMachine(RuleBasedStateMachine):
         return verdict == [1]
 
     @precondition(lambda self: self.truth.at("claimed"))
+    @rule(which=number)
+    def finish_quickly(self, which: int) -> None:
+        """End a job whose record does not say yet that it runs."""
+        job = self._in_hand(which)
+        if not job or job.status not in {"queued", "cancelled"} or not job.is_new:
+            return
+        hand = self._hand(job)
+        hand.ended.append(Ended(self._context(job), "done", "0.001", b"1"))
+        self.do(hand.flush_ended())
+        job.place = "gone"
+        self.truth.counts[PASSED_OVER if job.status in FINAL else "done"] += 1
+        job.turn("done")
+        self.truth.free(job)
+
+    @precondition(lambda self: self.truth.at("claimed"))
     @rule(which=number, state=st.sampled_from(("done", "done", "expired", "cancelled")))
     def finish(self, which: int, state: str) -> None:
         if not (job := self._in_hand(which)):
@@ -261,6 +276,7 @@ class QueueMachine(RuleBasedStateMachine):
         item = write_item(context.item, meta, self.queue.codec)
         self.do(self._hand(job).retry(context, item, FAR_S, ("error", "no")))
         job.place, job.in_front, job.worker, job.claim = "delayed", True, "", ""
+        job.is_new = False
         job.turn("retrying")
         self.truth.counts["retried"] += 1
 
@@ -333,7 +349,7 @@ class QueueMachine(RuleBasedStateMachine):
             back = list[Known]()
             for job in reversed(jobs):  # the last claimed first
                 if not job.crashes:
-                    job.attempts, job.crashes = job.attempts + 1, 1
+                    job.attempts, job.crashes, job.is_new = job.attempts + 1, 1, False
                     if job.attempts >= ATTEMPTS:
                         self._dead(job)
                         continue
@@ -373,7 +389,7 @@ class QueueMachine(RuleBasedStateMachine):
         self.do(self.letters.requeue())
         truth.counts["requeued"] += len(truth.letters)
         for job in (truth.jobs[id_] for id_ in truth.letters):
-            job.place, job.attempts, job.crashes = "waiting", 0, 0
+            job.place, job.attempts, job.crashes, job.is_new = "waiting", 0, 0, False
             job.status = "queued" if job.status else ""
             truth.lists[job.lane].append(job.id)
             if job.unique:

@@ -34,6 +34,8 @@ class Known:
     """Whether it goes to the front when it is due."""
     attempts: int = 0
     crashes: int = 0
+    is_new: bool = True
+    """Whether nothing has come of it yet: it may run before its record says so."""
 
     def turn(self, status: str) -> None:
         """Take a state, if the job has a record that has not ended."""

@@ -29,7 +29,7 @@ end
 -- Include: records
 -- Include: lanes
 local at, state, claims, ends = iso(now), ARGV[6], {}, {}
-local over, starts = {processing = {}, queued = {}}, {}
+local over, starts, passed = {processing = {}, queued = {}}, {}, 0
 for place = 7, #ARGV, 6 do
   local claim, id, unique, late, seconds, result = unpack(ARGV, place, place + 5)
   claims[#claims + 1] = claim
@@ -42,12 +42,15 @@ for place = 7, #ARGV, 6 do
       local began = now - math.floor(seconds * 1000)
       starts[began] = starts[began] or iso(began)
       fields[7], fields[8], fields[9], fields[10] = 'started_at', starts[began], 'worker', ARGV[1]
+      fields[11], fields[12] = 'attempt', 1  -- later ones are noted as they begin
     end
     if result ~= '' then fields[#fields + 1], fields[#fields + 2] = 'result', result end
     redis.call('HSET', record, unpack(fields))
     redis.call('PEXPIRE', record, ARGV[5])
     over[status][#over[status] + 1] = id
     ends[#ends + 1], ends[#ends + 2] = now, id
+  elseif status and not LEGAL[status] then  -- cancelled before anybody noted that it ran
+    passed = passed + redis.call('HEXISTS', KEYS[2], claim)
   else  -- without a record, or it expired before it was begun
     close(record, ARGV[3], id, state, now, ARGV[5], nil, at)
   end
@@ -59,5 +62,6 @@ for status, ids in pairs(over) do
 end
 if ends[1] then redis.call('ZADD', ARGV[3] .. state, unpack(ends)) end
 sweep(ARGV[3], state, now, ARGV[5])
-redis.call('HINCRBY', KEYS[6], state, held)
+if held > passed then redis.call('HINCRBY', KEYS[6], state, held - passed) end
+if passed > 0 then redis.call('HINCRBY', KEYS[6], 'passed_over', passed) end
 return held
