@@ -10,6 +10,8 @@ from penstock.redis.script import load_script
 from penstock.testing.eventually import eventually
 from penstock.testing.link import Rule, RuleKind
 
+from .queues.crew import TASK
+
 
 class OfScript(Rule):
     """Takes calls of one script."""
@@ -39,7 +41,7 @@ def make_network_crew(make_queue_crew, server, proxy, **options):
 
 SAID = {
     "claim_jobs": ("plain", {}),
-    "begin_jobs": ("status", {}),
+    "begin_jobs": ("status", {"pause": 0.1}),  # what takes less never says that it runs
     "finish_jobs": ("status", {}),
     "retry_job": ("plain", {"fail": True, "attempts": 1}),
     "bury_job": ("status", {"dead": True}),
@@ -83,6 +85,22 @@ async def test_a_lost_note_that_a_single_attempt_begins_starts_it_once(
         await eventually(lambda: rule.hits == 1, 15)
         verdict = await crew.hold(attempt_gaps=False)
         assert verdict.counts.started == verdict.counts.finished == 40
+
+
+async def test_a_note_that_arrives_after_the_end_brings_no_job_back(make_queue_crew, valkey_server):
+    """It was sent on a connection that was given up, sent again on another, and then it came."""
+    crew = make_queue_crew(valkey_server.url, max_attempts=1)
+    async with crew:
+        scripts, keys = crew.app.redis.scripts, crew.keys
+        await crew.send()
+        await scripts.join_queue(keys=keys, worker="w")
+        claim = {"keys": keys, "worker": "w", "first": 1}
+        *_, (item,) = await scripts.claim_jobs(**claim, most=1, done=[])
+        late = {"keys": keys, "worker": "w", "jobs": ["1", "", 1, TASK, item]}
+        assert await scripts.begin_jobs(**late) == [1]
+        await scripts.claim_jobs(**claim, most=0, done=["1"])
+        assert await scripts.begin_jobs(**late) == [0]
+        assert await crew.left() == 0
 
 
 @pytest.mark.parametrize("kind", ["plain", "status"])

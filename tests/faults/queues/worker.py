@@ -82,7 +82,7 @@ class Diary:
             return await self._outcome(calls, claim_jobs(**options))
 
         async def finish_jobs_(**options):
-            calls = self._ends("ack", options["worker"], options["jobs"][::5])
+            calls = self._ends("ack", options["worker"], options["jobs"][::6])
             return await self._outcome(calls, finish_jobs(**options))
 
         async def retry_job_(**options):

@@ -11,7 +11,8 @@
 -- ARGV[4..]  str  for each job its claim; its id, '' for a job without a record; its attempt; its
 --                 task; the job as it is to stand in the claims from now on, '' to leave it
 --
--- Returns  list  for each job 1 to run it, 2 if it was cancelled, 0 if it has ended
+-- Returns  list  for each job 1 to run it, 2 if it was cancelled, 0 if it has ended or is
+--                not in hand
 --          int   -1  the worker was given up as dead; nothing was done
 
 redis.call('HDEL', KEYS[2], '')
@@ -22,7 +23,9 @@ local answer, at, begun, from = {}, iso(now), {}, {}
 for place = 4, #ARGV, 5 do
   local claim, id, attempt, task, item = unpack(ARGV, place, place + 4)
   local verdict = 1
-  if id ~= '' then
+  if redis.call('HEXISTS', KEYS[2], claim) == 0 then
+    verdict = 0  -- this call was given up, made again, and comes only now
+  elseif id ~= '' then
     local record = ARGV[2] .. id
     local status = redis.call('HGET', record, 'status')
     if status == 'cancelled' then
