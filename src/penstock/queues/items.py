@@ -43,6 +43,7 @@ _PACKED = b"Z:"
 # In place of base64: a job of no bytes at all is one, too.
 _NOTHING = "="
 _ID_DIGITS, _TIME_DIGITS = 32, 12
+_NUMBERS = [f"{number:04x}" for number in range(4096)]
 
 Count = Annotated[int, Bounds(ge=0, le=MOST_ATTEMPTS)]
 Id = Annotated[str, Bounds(max_length=LONGEST_ID)]
@@ -138,10 +139,13 @@ def new_id() -> str:
 
 
 def new_ids(count: int) -> list[str]:
-    """Return so many ids (65,536 at most), in the order in which they sort."""
-    ms, noise = SYSTEM_CLOCK.wall_ms(), secrets.token_hex(8 * count)
-    # The number in the middle keeps the ids of one call in order.
-    return [f"{ms:012x}{place:04x}{noise[16 * place : 16 * place + 16]}" for place in range(count)]
+    """Return so many ids, in the order in which they sort: quicker than one by one."""
+    begin = f"{SYSTEM_CLOCK.wall_ms():012x}{secrets.token_hex(6)}"
+    ids: list[str] = []
+    for block in range(-(-count // len(_NUMBERS))):
+        head = f"{begin}{block:04x}"
+        ids += [head + number for number in _NUMBERS[: count - len(ids)]]
+    return ids
 
 
 def id_ms(job_id: str) -> int | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, cast
@@ -15,7 +15,7 @@ from penstock.queues.items import Meta, new_id, new_ids
 from penstock.queues.job import Job
 from penstock.queues.options import SendOptions
 from penstock.queues.records import first_fields
-from penstock.queues.signature import NO_ARGS, encode_value
+from penstock.queues.signature import NO_ARGS, NO_KWARGS, encode_value
 from penstock.redis.codec import Form
 from penstock.redis.wire import Argument
 
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 __all__ = ["Call", "Dispatch", "meta_of"]
 
 PLAIN: Final = SendOptions()
-_IDS_AT_ONCE: Final = 50_000
 _encode_meta = msgspec.json.Encoder().encode
 
 Check = Callable[[tuple[Any, ...], Mapping[str, Any]], None]
@@ -54,7 +53,7 @@ class Dispatch:
     ) -> None:
         self._queue, self._task, self._type = queue, task, result_type
         self._status, self._max_attempts = status, max_attempts
-        self._item = _compiled(task, check)
+        self._item, self._items = _compiled(task, check)
         largest = queue.client.settings.queues.max_job_bytes
         self._as_it_is = min(queue.codec.compress_above, largest)
 
@@ -85,13 +84,11 @@ class Dispatch:
     ) -> list[Job[Any]]:
         """Send calls; all are encoded before the first is sent."""
         queue, each = self._queue, [_call_of(call) for call in calls]
-        ids = _ids(len(each))
+        ids = new_ids(len(each))
         if options is PLAIN and not self._status():
-            make, finish, as_it_is = self._item, self._finish, self._as_it_is
-            items = [
-                item if len(item := make(_quoted(job_id), *call)) <= as_it_is else finish(item)
-                for job_id, call in zip(ids, each, strict=True)
-            ]
+            items, as_it_is = self._items(ids, each), self._as_it_is
+            if max(map(len, items), default=0) > as_it_is:
+                items = [self._finish(item) for item in items]
             await queue.adder.add_many(items, ids, queue.plain_target)
             return [Job(queue, job_id, True, self._type) for job_id in ids]
         if len(each) > 1 and isinstance(options, SendOptions) and options.id is not None:
@@ -218,21 +215,39 @@ def _copied(
     return copied
 
 
+Calls = Sequence[tuple[tuple[Any, ...], Mapping[str, Any]]]
+
+
 def _compiled(
     task: str, check: Check | None
-) -> Callable[[bytes, tuple[Any, ...], Mapping[str, Any]], bytes]:
-    """Return what makes a task's item, written without any detour: bulk sends live by it."""
+) -> tuple[
+    Callable[[bytes, tuple[Any, ...], Mapping[str, Any]], bytes],
+    Callable[[Sequence[str], Calls], list[bytes]],
+]:
+    """Return what makes a task's item, and many: written without detours, bulk sends live by it."""
     middle = b',"task":%b,"args":' % _encode_meta(task)
 
     def item(quoted_id: bytes, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bytes:
         if check is not None:
             check(args, kwargs)
         told = encode_value(args) if args else NO_ARGS
-        if not kwargs:
-            return b'{"id":%b%b%b,"kwargs":{}}' % (quoted_id, middle, told)
-        return b'{"id":%b%b%b,"kwargs":%b}' % (quoted_id, middle, told, encode_value(kwargs))
+        named = encode_value(kwargs) if kwargs else NO_KWARGS
+        return b'{"id":%b%b%b,"kwargs":%b}' % (quoted_id, middle, told, named)
 
-    return item
+    def items(ids: Sequence[str], calls: Calls) -> list[bytes]:
+        made: list[bytes] = []
+        add, begin = made.append, b'"' + middle
+        for job_id, (args, kwargs) in zip(ids, calls, strict=True):
+            if kwargs:
+                add(item(_quoted(job_id), args, kwargs))
+            else:
+                if check is not None:
+                    check(args, kwargs)
+                told = encode_value(args)
+                add(b'{"id":"%b%b%b,"kwargs":{}}' % (job_id.encode(), begin, told))
+        return made
+
+    return item, items
 
 
 def _quoted(new_id: str) -> bytes:
@@ -252,10 +267,3 @@ def _call_of(call: object) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
         f"a call given as {kind.__name__}: expected a tuple of positional arguments, a dict of "
         "named ones, or task.call(…)"
     )
-
-
-def _ids(count: int) -> list[str]:
-    ids: list[str] = []
-    while len(ids) < count:
-        ids += new_ids(min(count - len(ids), _IDS_AT_ONCE))
-    return ids
