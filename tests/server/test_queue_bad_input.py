@@ -1,6 +1,7 @@
 """What others push past our producers, and ids of every kind: workers live on, nothing is lost."""
 
 import base64
+import contextlib
 import json
 import pickle
 import unicodedata
@@ -337,3 +338,34 @@ async def test_keys_have_no_ttl_but_those_that_must(workplace, app):
     for job in jobs:
         assert await app.redis.call("TTL", keys.record(job.id)) > 600_000
     assert await app.redis.call("TTL", keys.unique("w")) > 600_000
+
+
+@pytest.mark.parametrize("name", ["limit", "lane_limit", "levels", "bytes", "credit", "side"])
+async def test_a_state_that_others_have_spoilt_costs_no_job(workplace, app, note, ran, name):
+    keys = note.queue.keyring
+    for group in ("a", "b"):
+        await note.with_options(group=group).send_many([(1,), (2,)])
+    await note.with_options(priority="high").send(3)
+    await note.send(4)
+    kept = await app.redis.call("HGET", keys.state, name)
+    await app.redis.call("HSET", keys.state, name, "spoilt")
+    worker = workplace.begin(app)
+    with contextlib.suppress(CommandRefused):
+        await workplace.ended(worker, within_s=0.5)
+    await app.redis.call("HDEL", keys.state, name)
+    if kept is not None:
+        await app.redis.call("HSET", keys.state, name, kept)
+    await workplace.start(app)
+    await eventually(lambda: sorted(set(ran)) == [1, 2, 3, 4] and len(ran) >= 6)
+    await eventually(lambda: _nothing_left(note.queue))
+
+
+async def test_jobs_in_the_hands_of_a_stranger_are_returned(workplace, app, note, ran):
+    keys = note.queue.keyring
+    await app.redis.call("ZADD", keys.workers, 1, "stranger")
+    for claim in ("x", "7:high", "", "-1", "8:"):
+        await app.redis.call("HSET", keys.claimed("stranger"), claim, GOOD)
+    await workplace.start(app)
+    await eventually(lambda: ran == [1] * 5)
+    await eventually(lambda: _nothing_left(note.queue))
+    assert await app.redis.call("ZCARD", keys.dead_workers) == 0
