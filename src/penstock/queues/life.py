@@ -116,18 +116,22 @@ class Life:
             error = self.slots.failure() or self._failure()
             if error is not None:
                 raise error
-            most = self._next_claim()
-            if most is None:
+            if not self._supply():
                 await self._rest()
-                continue
-            self._under_way += 1
-            self._asked += most
-            call = asyncio.create_task(self._call(most), name=f"queue {self._queue.name} claim")
-            self._calls.add(call)
-            call.add_done_callback(self._calls.discard)
-            await asyncio.sleep(0)  # until it is under way
         if self._calls:
             await asyncio.wait(self._calls)
+
+    def _supply(self) -> bool:
+        """Begin a call if there is something to ask or to tell; whether there was."""
+        most = None if self._stop_asked.is_set() or self._hand.lost else self._next_claim()
+        if most is None:
+            return False
+        self._under_way += 1
+        self._asked += most
+        call = asyncio.create_task(self._call(most), name=f"queue {self._queue.name} claim")
+        self._calls.add(call)
+        call.add_done_callback(self._calls.discard)
+        return True
 
     def _next_claim(self) -> int | None:
         """How many jobs to ask for now; None if there is nothing to ask or to tell."""
@@ -135,9 +139,14 @@ class Life:
         if self._under_way >= self._most_calls or time.monotonic() < self._paused_until:
             return None
         wanted = self.slots.room(self._asked) if self._hint else 0
-        many = len(hand.done) >= self._settings.prefetch
-        if wanted or many or (hand.done and self.slots.is_empty and not self._under_way):
-            return min(wanted, self._settings.prefetch)
+        prefetch = self._settings.prefetch
+        # What is done is told with the next claim, unless none is to come soon.
+        if wanted or (
+            not self._under_way
+            and hand.done
+            and (self.slots.is_empty or len(hand.done) >= prefetch)
+        ):
+            return min(wanted, prefetch)
         return None
 
     async def _call(self, most: int) -> None:
@@ -258,7 +267,7 @@ class Life:
 
     def _there_are_jobs(self) -> None:
         self._hint = True
-        self._news.set()
+        self._supply()
 
     # ---- beside it
 
