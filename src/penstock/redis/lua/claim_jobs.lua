@@ -204,5 +204,8 @@ if facts[3] and freed > 0 then
   local stored = redis.call('HINCRBY', KEYS[8], 'bytes', -freed)
   if stored < 0 then redis.call('HSET', KEYS[8], 'bytes', 0) end
 end
+if answer[4] >= 2 and left > 0 and not facts[8] and redis.call('EXISTS', ring, parked) == 0 then
+  redis.call('DEL', KEYS[11])  -- nothing waits on a list any more, so nothing there is cancelled
+end
 answer[3] = redis.call('HLEN', KEYS[2])
 return answer
