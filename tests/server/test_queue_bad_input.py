@@ -244,6 +244,21 @@ async def test_ids_of_every_kind_wait_fail_and_come_back(workplace, app):
     await eventually(lambda: sorted(ran) == sorted(IDS.values()), within_s=10)
 
 
+async def test_foreign_jobs_have_their_own_ids_in_their_records(workplace, app):
+    queue = app.queue("mail", status=True)
+
+    @queue.handler
+    async def handle(job: dict) -> None: ...
+
+    for job_id in IDS.values():
+        await push(queue, json.dumps({"job_id": job_id}))
+    await workplace.start(app)
+    for job_id in IDS.values():
+        await eventually(lambda job_id=job_id: record(queue, job_id))
+        await queue.job(job_id).wait(timeout=5)
+        assert (await record(queue, job_id))["job_id"] == job_id
+
+
 @pytest.mark.parametrize("word", ["job_id", "group", "unique", "idempotency_key"])
 @pytest.mark.parametrize("text", ["", "i" * 257, "\ud800", b"bytes", 7, None], ids=repr)
 async def test_ids_that_nobody_can_have(note, word, text):

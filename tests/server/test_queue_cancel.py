@@ -80,6 +80,7 @@ async def test_a_job_that_is_cancelled_as_it_begins_is_counted_once(workplace):
     assert (await job.status()).status == "cancelled"
     assert await counters(queue) == {"added": 1, "cancelled": 1, "passed_over": 1}
     assert await in_hand(queue) == 0
+    assert await app.redis.call("EXISTS", queue.keyring.cancelled) == 0
     await hand.leave()
 
 

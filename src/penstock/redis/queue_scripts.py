@@ -127,7 +127,7 @@ class QueueScripts(ScriptCaller):
         """End jobs with a record or a unique key, all alike: how many were in hand."""
         return await self.run(
             "finish_jobs",
-            (*self._in_hand(keys, worker), keys.counters),
+            (*self._in_hand(keys, worker), keys.counters, keys.cancelled),
             (worker, keys.records, keys.indexes, keys.runnings, keep_ms, state, *jobs),
         )
 

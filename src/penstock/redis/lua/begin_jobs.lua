@@ -19,6 +19,11 @@ redis.call('HDEL', KEYS[2], '')
 if not redis.call('ZSCORE', KEYS[1], ARGV[1]) then return -1 end
 -- Include: time
 -- Include: records
+-- An id as its sender wrote it: in keys all but plain characters are escaped.
+local function spelled_out(id)
+  return (string.gsub(id, '%%(%x%x)', function(code) return string.char(tonumber(code, 16)) end))
+end
+
 local answer, at, begun, from = {}, iso(now), {}, {}
 for place = 4, #ARGV, 5 do
   local claim, id, attempt, task, item = unpack(ARGV, place, place + 4)
@@ -37,7 +42,7 @@ for place = 4, #ARGV, 5 do
       redis.call('HSET', record, 'status', 'processing', 'started_at', at, 'worker', ARGV[1],
         'attempt', attempt)
       if not status then  -- pushed by a program that keeps no records
-        redis.call('HSET', record, 'job_id', id, 'task', task, 'submitted_at', at,
+        redis.call('HSET', record, 'job_id', spelled_out(id), 'task', task, 'submitted_at', at,
           'retry_count', attempt - 1)
       elseif status ~= 'processing' then
         from[status] = from[status] or {}

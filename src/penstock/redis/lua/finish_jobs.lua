@@ -8,6 +8,7 @@
 -- KEYS[4]  LIST  the ring of fair lanes
 -- KEYS[5]  ZSET  parked lanes
 -- KEYS[6]  HASH  counters
+-- KEYS[7]  SET   jobs that were cancelled while they waited
 -- ARGV[1]  str   worker
 -- ARGV[2]  str   beginning of the names of records
 -- ARGV[3]  str   beginning of the names of the indexes by state
@@ -51,6 +52,7 @@ for place = 7, #ARGV, 6 do
     ends[#ends + 1], ends[#ends + 2] = now, id
   elseif status and not LEGAL[status] then  -- cancelled before anybody noted that it ran
     passed = passed + redis.call('HEXISTS', KEYS[2], claim)
+    redis.call('SREM', KEYS[7], id)
   else  -- without a record, or it expired before it was begun
     close(record, ARGV[3], id, state, now, ARGV[5], nil, at)
   end
