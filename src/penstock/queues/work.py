@@ -142,8 +142,12 @@ class Work:
             return
         if isinstance(outcome, BaseException):
             await self._failed(job, performer, handler_error(outcome))
-        elif job.tracked or job.item.meta.unique:
+        elif job.tracked or job.begun or job.item.meta.unique:
             self._end(job, "done", self._result_of(job, outcome) if job.tracked else b"")
+            if job.begun:
+                # Before anything else begins here: what is noted as begun, and not as done, is
+                # charged if the process ends.
+                await job.hand.flush_ended()
         else:
             self.counts.done += 1
             job.hand.done.append(job.claim)

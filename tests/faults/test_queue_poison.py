@@ -1,0 +1,122 @@
+"""A job that takes its process down goes to the dead letters; the others get through."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+
+import pytest
+
+from penstock.testing.eventually import eventually
+
+PLACES = 32
+ONE_AT_A_TIME = {"concurrency": 1}
+
+
+async def keep_alive(crew):
+    """Hire another worker for each that dies, as a supervisor does."""
+
+    def dead():
+        return next((hand for hand in living if hand.code is not None), None)
+
+    living = list(crew.hands)
+    while True:
+        victim = await eventually(dead, 600)
+        crew.nemesis.write("lose", victim=victim.actor)
+        living.remove(victim)
+        living += await crew.hire()
+
+
+async def run_to_the_end(crew, **rules):
+    """Let two supervised workers go on until nothing is left; the dead letters."""
+    await crew.hire(2)
+    supervisor = asyncio.create_task(keep_alive(crew))
+    await crew.drained(40)
+    supervisor.cancel()
+    verdict = await crew.hold(**rules)
+    letters = await crew.letters()
+    return verdict, [(letter.job_id, letter.reason, letter.attempts) for letter in letters]
+
+
+def make_poison_crew(make_queue_crew, server, **options):
+    return make_queue_crew(
+        server.url,
+        **{"max_attempts": 3, "queues": {"silence_s": 0.3, "beat_s": 0.06}, **options},
+    )
+
+
+@pytest.mark.parametrize(
+    ("kind", "how", "handler", "work_s"),
+    [
+        ("plain", "exit", "handle", 0.0),
+        ("plain", "segfault", "handle_in_thread", 0.005),
+        ("status", "kill", "handle", 0.02),
+        ("lanes", "exit", "handle", 0.005),
+        pytest.param("status", "exit", "handle_in_thread", 0.0, marks=pytest.mark.torture),
+        pytest.param("lanes", "segfault", "handle_in_thread", 0.02, marks=pytest.mark.torture),
+    ],
+)
+async def test_poison_is_buried_as_crashed_and_all_others_are_done(
+    make_queue_crew, valkey_server, kind, how, handler, work_s
+):
+    crew = make_poison_crew(
+        make_queue_crew, valkey_server, kind=kind, handler=handler, work_s=work_s
+    )
+    async with crew:
+        for _ in range(100):
+            await crew.send()
+        poison = await crew.send(**{how: True})
+        for _ in range(200):
+            await crew.send()
+        verdict, letters = await run_to_the_end(crew)
+        assert letters == [(poison, "crashed", 3)]
+        assert [event.attempt for event in crew.starts_of(poison)] == [1, 2, 3]
+        assert verdict.counts.finished == 300
+
+
+async def test_innocents_with_one_attempt_never_run_twice(make_queue_crew, valkey_server):
+    """Only what was noted as begun when the process died has used its single attempt up.
+
+    That is at most one job for each place of the worker; all that was merely claimed goes back.
+    """
+    crew = make_poison_crew(make_queue_crew, valkey_server, max_attempts=1, work_s=0.002)
+    async with crew:
+        await crew.send_many(300, failing=0)
+        poison = [await crew.send(exit=True) for _ in range(3)]
+        await crew.send_many(300, failing=0)
+        verdict, letters = await run_to_the_end(crew, attempt_gaps=False)
+        dead = {job_id for job_id, reason, attempts in letters}
+        assert {(reason, attempts) for _, reason, attempts in letters} == {("crashed", 1)}
+        assert dead >= set(poison)
+        starts = Counter(event.msg for event in crew.events("start"))
+        assert set(starts.values()) == {1}
+        done = {event.msg for event in crew.events("finish", "ok")}
+        assert done.isdisjoint(poison)
+        # Whoever is dead was to run beside poison, or had done its work and could not tell.
+        assert len(done | dead) == 603
+        assert len(dead) <= 3 * PLACES
+        assert verdict.counts.started >= 603 - 3 * PLACES
+
+
+async def test_long_innocents_beside_poison_survive_it(make_queue_crew, valkey_server):
+    """They are in the midst of their work at every crash."""
+    crew = make_poison_crew(make_queue_crew, valkey_server)
+    async with crew:
+        innocents = [await crew.send(pause=0.3) for _ in range(6)]
+        poison = await crew.send(exit=True, pause=0)
+        verdict, letters = await run_to_the_end(crew)
+        assert letters == [(poison, "crashed", 3)]
+        assert verdict.counts.finished == len(innocents)
+
+
+async def test_jobs_claimed_ahead_of_poison_are_charged_once(make_queue_crew, valkey_server):
+    """Quick jobs are claimed hundreds at a time; most of them never begin before a crash."""
+    crew = make_poison_crew(make_queue_crew, valkey_server, max_attempts=2, queue=ONE_AT_A_TIME)
+    async with crew:
+        await crew.send_many(300, failing=0)
+        poison = [await crew.send(exit=True)]
+        await crew.send_many(300, failing=0)
+        poison += [await crew.send(exit=True)]
+        verdict, letters = await run_to_the_end(crew)
+        assert sorted(letters) == sorted((one, "crashed", 2) for one in poison)
+        assert verdict.counts.finished == 600
