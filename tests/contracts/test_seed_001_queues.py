@@ -31,10 +31,10 @@ ANALYSIS = {
 ISO = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z")
 
 
-@pytest.fixture(scope="module")
-def own_server():
+@pytest.fixture(scope="module", params=["valkey", "redis62"])
+def own_server(request):
     """A server without a namespace: the keys are to be right to the letter."""
-    with ServerProcess("valkey") as running:
+    with ServerProcess(request.param) as running:
         yield running
 
 

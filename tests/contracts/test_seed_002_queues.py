@@ -40,10 +40,10 @@ class ParseError(Exception):
     suggestions = ("Verify PDF is valid using: pdfinfo filename.pdf", "Check file permissions")
 
 
-@pytest.fixture(scope="module")
-def own_server():
+@pytest.fixture(scope="module", params=["valkey", "redis62"])
+def own_server(request):
     """A server without a namespace: the keys are to be right to the letter."""
-    with ServerProcess("valkey") as running:
+    with ServerProcess(request.param) as running:
         yield running
 
 

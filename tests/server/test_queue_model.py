@@ -43,8 +43,11 @@ QUICK = {
 }
 
 
-def test_jobs_are_in_one_place_and_indexes_and_counters_agree(machine):
-    run(machine, Phase.generate, Phase.shrink, **QUICK)
+@pytest.mark.parametrize("binary", ["valkey", "redis62"])
+def test_jobs_are_in_one_place_and_indexes_and_counters_agree(binary):
+    with ServerProcess(binary) as server:
+        machine = type("Machine", (QueueMachine,), {"url": server.url})
+        run(machine, Phase.generate, Phase.shrink, **QUICK)
 
 
 @pytest.mark.torture
