@@ -1,4 +1,4 @@
-"""Unique keys while workers run: held until the job has ended, or for a time."""
+"""Unique keys while workers run, held until the end or for a time; and one run for one key."""
 
 import asyncio
 
@@ -168,3 +168,43 @@ async def test_a_replayed_job_takes_its_key_again(workplace, app):
     await job.result(timeout=5)
     assert await holder(work.queue, "u") is None
     assert ran == [1, 1]
+
+
+# ---- once for one key
+
+
+@pytest.mark.parametrize("how", ["at the same time", "while it runs", "after its end"])
+async def test_a_hundred_submits_of_one_key_are_one_run_and_a_hundred_results(workplace, how):
+    app, other, runs = await workplace.open(), await workplace.open(), []
+    began, go_on = asyncio.Event(), asyncio.Event()
+
+    @app.task(queue="mail", name="charge")
+    async def charge(amount: int) -> int:
+        runs.append(amount)
+        began.set()
+        await go_on.wait()
+        return len(runs) * 1000 + amount
+
+    await workplace.start(app)
+    await workplace.start(app)
+    sender = charge.with_options(idempotency_key="order-7")
+    jobs = []
+    if how != "at the same time":
+        jobs.append(await sender.send(42))
+        await began.wait()
+    if how == "after its end":
+        go_on.set()
+        await jobs[0].result(timeout=5)
+
+    async def submit(number):
+        if number % 2:
+            return await sender.send(42)
+        return await other.send("charge", (42,), queue="mail", idempotency_key="order-7")
+
+    jobs += await asyncio.gather(*(submit(number) for number in range(100 - len(jobs))))
+    go_on.set()
+    results = await asyncio.gather(*(job.result(timeout=5) for job in jobs))
+    assert results == [1042] * 100
+    assert runs == [42]
+    assert len({job.id for job in jobs}) == 1
+    assert sum(job.created for job in jobs) == 1
