@@ -120,3 +120,34 @@ async def test_jobs_claimed_ahead_of_poison_are_charged_once(make_queue_crew, va
         verdict, letters = await run_to_the_end(crew)
         assert sorted(letters) == sorted((one, "crashed", 2) for one in poison)
         assert verdict.counts.finished == 600
+
+
+async def test_many_poisons_bury_no_innocent(make_queue_crew, valkey_server):
+    """Eighteen crashes, each with dozens of neighbours: the last chance of each is made alone."""
+    crew = make_poison_crew(make_queue_crew, valkey_server)
+    async with crew:
+        poison = []
+        for _ in range(6):
+            await crew.send_many(200, failing=0)
+            poison.append(await crew.send(exit=True))
+        verdict, letters = await run_to_the_end(crew)
+        assert sorted(letters) == sorted((one, "crashed", 3) for one in poison)
+        assert verdict.counts.finished == 1_200
+
+
+async def test_the_last_chance_of_one_does_not_stop_the_others_for_long(
+    make_queue_crew, valkey_server
+):
+    """A long job that was there when its worker died twice runs beside others in the end."""
+    crew = make_poison_crew(make_queue_crew, valkey_server, max_attempts=2)
+    async with crew:
+        (victim,) = await crew.hire()
+        suspect = await crew.send(pause=9.0)
+        await crew.started(suspect)
+        await victim.kill()
+        (hand,) = await crew.hire()
+        await crew.started(suspect, 2)
+        others = [await crew.send() for _ in range(20)]
+        await crew.handled_some(20)
+        assert len(crew.events("finish", "ok")) == len(others), "the long one is still running"
+        await hand.kill()

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import AsyncGenerator, Callable, Iterable
+from contextlib import asynccontextmanager, suppress
 
 from penstock.queues.context import JobContext, set_current
 from penstock.queues.items import NO_META, Item
@@ -19,6 +20,8 @@ _QUICK_S = 0.005
 # What is claimed ahead is about this much work: enough to hide a round trip several times over.
 _AHEAD_S = 0.02
 _LEARNING = 0.1
+# A job that is to run alone waits so long for others to end, and then they wait so long for it.
+_ALONE_S = 5.0
 _TURN = 64
 """Jobs run in one go before others get the event loop, however quick they are."""
 
@@ -49,6 +52,9 @@ class Slots:
         self._tasks: list[asyncio.Task[None]] = []
         self._waking = False
         self._busy = 0
+        self._beginning: set[JobContext] = set()
+        self._alone: JobContext | None = None
+        self._changed = asyncio.Event()
 
     def room(self, asked: int) -> int:
         """How many jobs to claim now, if `asked` may be on their way; 0 while there are enough."""
@@ -90,8 +96,49 @@ class Slots:
                 return error
         return None
 
+    @asynccontextmanager
+    async def alone(self, job: JobContext) -> AsyncGenerator[None]:
+        """Let a job run while nothing else does in this process, as far as that is soon.
+
+        If the process ends meanwhile, then because of this job, or for no fault of any.
+        """
+        self._alone = job
+        timer: asyncio.TimerHandle | None = None
+        try:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_ALONE_S):
+                    while any(self._is_under_way(one) for one in self.running if one is not job):
+                        self._changed.clear()
+                        await self._changed.wait()
+            timer = asyncio.get_running_loop().call_later(_ALONE_S, self._admit_others)
+            yield
+        finally:
+            if timer is not None:
+                timer.cancel()
+            self._admit_others()
+
+    @asynccontextmanager
+    async def among_others(self, job: JobContext) -> AsyncGenerator[None]:
+        """Let a job begin, as soon as none is alone."""
+        while self._alone is not None:
+            self._changed.clear()
+            await self._changed.wait()
+        self._beginning.add(job)
+        try:
+            yield
+        finally:
+            self._beginning.discard(job)
+
+    def _is_under_way(self, job: JobContext) -> bool:
+        return job.slot is not None or job in self._beginning
+
+    def _admit_others(self) -> None:
+        self._alone = None
+        self._changed.set()
+        self._wake()
+
     def _wake(self) -> None:
-        if self._waking or not self._buffer:
+        if self._waking or not self._buffer or self._alone is not None:
             return
         while self._idle:
             sleeper = self._idle.pop()
@@ -112,7 +159,7 @@ class Slots:
         performer_of, counts, turn = self._work.performer_of, self._work.counts, 0
         self._waking = False
         while True:
-            while not buffer:
+            while not buffer or self._alone is not None:
                 sleeper = loop.create_future()
                 self._idle.append(sleeper)
                 await sleeper
@@ -127,7 +174,7 @@ class Slots:
             try:
                 performer = performer_of(item)
                 if performer is None or not performer.quick or not _is_simple(item):
-                    await self._work.run(job, performer)
+                    await self._work.run(job, performer, self)
                 else:
                     # Nothing has to be around it, so it is run on the spot.
                     set_current(job)
@@ -146,6 +193,8 @@ class Slots:
             finally:
                 running.discard(job)
                 self._busy -= 1
+                if self._alone is not None:
+                    self._changed.set()
             self.each_s += _LEARNING * (time.monotonic() - began - self.each_s)
             self._when_news()
             turn += 1

@@ -8,10 +8,10 @@ import logging
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AsyncExitStack, suppress
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, suppress
 from contextvars import copy_context
 from dataclasses import replace
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 
@@ -37,6 +37,13 @@ logger = logging.getLogger(__name__)
 quiet = RateLimitedLog(logger)
 
 _PARK_FIRST_S, _PARK_LONGEST_S = 1.0, 60.0
+
+
+class Places(Protocol):
+    """Where jobs run, many at a time."""
+
+    def alone(self, job: JobContext) -> AbstractAsyncContextManager[None]: ...
+    def among_others(self, job: JobContext) -> AbstractAsyncContextManager[None]: ...
 
 
 class Work:
@@ -74,7 +81,7 @@ class Work:
 
     # ---- from claim to function
 
-    async def run(self, job: JobContext, performer: Performer | None) -> None:
+    async def run(self, job: JobContext, performer: Performer | None, places: Places) -> None:
         """Run a job and see to its end."""
         item, meta = job.item, job.item.meta
         if meta.expires_ms and job.hand.now_ms >= meta.expires_ms:
@@ -93,24 +100,27 @@ class Work:
             await self._give_up(job, GiveUp(DeathReason.EXHAUSTED), None)
             return
         if performer.concurrency:
-            places = self._limits.setdefault(
+            at_once = self._limits.setdefault(
                 performer.name, asyncio.Semaphore(performer.concurrency)
             )
-            async with places:
-                await self._run_once(job, performer)
+            async with at_once:
+                await self._run_once(job, performer, places)
         else:
-            await self._run_once(job, performer)
+            await self._run_once(job, performer, places)
 
-    async def _run_once(self, job: JobContext, performer: Performer) -> None:
+    async def _run_once(self, job: JobContext, performer: Performer, places: Places) -> None:
         if job.hand.draining:  # it had to wait for its place, and nothing is begun any more
             await job.hand.give_back([job])
             return
-        if not is_exact(job.item.meta, job.max_attempts):
-            await self._perform(job, performer)
-        elif job.attempt < job.max_attempts or not job.item.meta.crashes:
-            await self._begin_and_perform(job, performer)
+        if job.attempt < job.max_attempts or not job.item.meta.crashes:
+            async with places.among_others(job):
+                if is_exact(job.item.meta, job.max_attempts):
+                    await self._begin_and_perform(job, performer)
+                else:
+                    await self._perform(job, performer)
         else:
-            async with self._last_chance:
+            # Its last chance, and it was there when a worker died: nothing else may end this one.
+            async with self._last_chance, places.alone(job):
                 await self._begin_and_perform(job, performer)
 
     async def _begin_and_perform(self, job: JobContext, performer: Performer) -> None:
