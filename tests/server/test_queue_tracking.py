@@ -1,6 +1,7 @@
 """Jobs with records: progress, results, the index by state, expiring."""
 
 import asyncio
+import json
 
 import pytest
 from tests.workplace import counters, in_hand, record, stored
@@ -22,6 +23,21 @@ def counts(queue, **expected):
 async def index(queue, state):
     names = await queue.client.call("ZRANGE", queue.keyring.jobs(state), 0, -1)
     return [name.decode() for name in names]
+
+
+async def test_many_jobs_with_records_stand_in_the_order_in_which_they_were_sent(workplace):
+    app = await workplace.open()
+
+    @app.task(queue="mail", status=True)
+    async def note(number: int) -> None: ...
+
+    raw = app.queue("raw", status=True)
+    await note.send_many([(number,) for number in range(1_000)])
+    await raw.push_many([{"n": number} for number in range(1_000)])
+    assert [json.loads(item)["args"] for item in await stored(note.queue)] == [
+        [number] for number in range(1_000)
+    ]
+    assert [json.loads(item)["n"] for item in await stored(raw)] == list(range(1_000))
 
 
 # ---- results and progress

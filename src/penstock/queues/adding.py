@@ -205,7 +205,7 @@ class Adder:
         return Added(answer[0] != _TAKEN, answer[1], answer[2], answer[3], holder)
 
     async def submit_many(self, submissions: Sequence[Callable[[], Any]]) -> list[Added]:
-        """Run submissions side by side; SendBatchFailed if not all of them end well."""
+        """Run submissions side by side, in their order; SendBatchFailed if not all end well."""
         gate = asyncio.Semaphore(_SUBMITS_IN_FLIGHT)
 
         async def one(submission: Callable[[], Any]) -> Added | PenstockError:
@@ -215,7 +215,10 @@ class Adder:
                 except (ServerError, QueueFull) as error:
                     return error
 
-        ended = await asyncio.gather(*map(one, submissions))
+        # The first one goes alone: it may have to declare the queue, connect and load the script,
+        # and others would overtake it meanwhile.
+        ended = [await one(first) for first in submissions[:1]]
+        ended += await asyncio.gather(*map(one, submissions[1:]))
         failures = [one for one in ended if isinstance(one, PenstockError)]
         if not failures:
             return [one for one in ended if isinstance(one, Added)]
