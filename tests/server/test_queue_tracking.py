@@ -80,6 +80,19 @@ async def test_a_function_in_a_thread_reports_progress_too(workplace):
     assert (progress.done, progress.total, progress.counts) == (1, 2, {"tokens_used": 5432})
 
 
+async def test_a_note_may_be_any_text_that_python_has(workplace):
+    app = await workplace.open()
+
+    @app.task(queue="mail", status=True)
+    async def note() -> None:
+        await current_job().progress(note="file \udcff.pdf \n\x00 ü", rag="\ud800")
+
+    await workplace.start(app)
+    job = await note.send()
+    await job.result(timeout=5)
+    assert (await job.progress()).note == "file \\udcff.pdf \n\x00 ü"
+
+
 async def test_progress_without_a_record_is_no_mistake_but_fields_of_ours_are(workplace):
     app, ended = await workplace.open(), []
 
@@ -90,8 +103,9 @@ async def test_progress_without_a_record_is_no_mistake_but_fields_of_ours_are(wo
 
     @app.task(queue="mail", status=True)
     async def tracked() -> None:
-        with pytest.raises(InvalidJob, match="'status' is a field that Penstock writes"):
-            await current_job().progress(status="done")
+        for name in ("status", "submitted_at", "retry_count", "error_type", "progress_done"):
+            with pytest.raises(InvalidJob, match=f"'{name}' is a field that Penstock writes"):
+                await current_job().progress(**{name: "done"})
         ended.append("tracked")
 
     await workplace.start(app)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from penstock.errors import ClaimLost, InvalidJob, NotOpen
 from penstock.queues.items import Item, new_id
+from penstock.queues.records import OWN_FIELDS
 
 if TYPE_CHECKING:
     from penstock.queues.hand import Hand
@@ -20,24 +21,6 @@ _current: ContextVar[JobContext] = ContextVar("penstock job")
 
 OVER = "over"
 """Why a job is told to stop whose record says that it has ended: cancelled before it began."""
-
-_RESERVED = frozenset(
-    [
-        "job_id",
-        "status",
-        "queue",
-        "task",
-        "attempt",
-        "began",
-        "claim",
-        "worker",
-        "unique",
-        "result",
-        "error",
-        "cancel_asked",
-        "group",
-    ]
-)
 
 
 class JobContext:
@@ -121,12 +104,12 @@ class JobContext:
         if not self.tracked:
             return
         fields = {"progress_done": done, "progress_total": total, "progress_note": note}
-        if wrong := _RESERVED & counts.keys():
+        if wrong := OWN_FIELDS & counts.keys():
             raise InvalidJob(f"progress: {min(wrong)!r} is a field that Penstock writes")
         pairs: list[Argument] = []
         for name, value in (*fields.items(), *counts.items()):
             if value is not None:
-                pairs += (name, str(value))
+                pairs += (name, str(value).encode(errors="backslashreplace"))
         if not self.noted and (await self.hand.begin([self]))[0] != 1:
             self.stop(OVER)
             return

@@ -13,14 +13,14 @@ import msgspec
 
 from penstock.redis.wire import Argument
 
-__all__ = ["FINAL", "JobRecord", "Progress", "first_fields"]
+__all__ = ["FINAL", "OWN_FIELDS", "JobRecord", "Progress", "first_fields"]
 
 FINAL: Final = frozenset({"done", "failed", "cancelled", "expired"})
 """States that no job leaves."""
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MS = timedelta(milliseconds=1)
-_KNOWN: Final = frozenset(
+OWN_FIELDS: Final = frozenset(
     {
         *("job_id", "queue", "task", "status", "attempt", "max_attempts", "submitted_at"),
         *("started_at", "completed_at", "failed_at", "duration_seconds", "worker", "claim"),
@@ -29,6 +29,7 @@ _KNOWN: Final = frozenset(
         *("progress_done", "progress_total", "progress_note"),
     }
 )
+"""What Penstock writes into a record; everything else is the job's."""
 
 
 class Progress(msgspec.Struct, frozen=True, kw_only=True):
@@ -86,7 +87,7 @@ class JobRecord(msgspec.Struct, frozen=True, kw_only=True):
     def of(cls, queue: str, job_id: str, stored: Mapping[bytes, bytes] | Sequence[bytes]) -> Self:
         """Read a hash, as `HGETALL` gives it. What is not as it should be counts as missing."""
         texts, result = _texts(stored)
-        others = {name: value for name, value in texts.items() if name not in _KNOWN}
+        others = {name: value for name, value in texts.items() if name not in OWN_FIELDS}
         get = texts.get
         return cls(
             job_id=get("job_id") or job_id,
@@ -159,7 +160,7 @@ def first_fields(
     # Copied ones first: a job cannot overwrite what Penstock says of it.
     fields: list[Argument] = []
     for name, value in copied.items():
-        if name not in _KNOWN:
+        if name not in OWN_FIELDS:
             fields += (name, _stored(value))
     fields += ("job_id", job_id, "queue", queue, "retry_count", 0)
     fields += ("max_attempts", max_attempts, "max_retries", max_attempts - 1)
