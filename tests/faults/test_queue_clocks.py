@@ -36,23 +36,23 @@ async def jump(crew, clock, server, offset_s):
     await eventually(lambda: abs(server_offset_s(server) - offset_s) < 5)
 
 
-@pytest.mark.parametrize("kind", ["plain", "status"])
+@pytest.mark.parametrize("kind", ["status", pytest.param("plain", marks=pytest.mark.torture)])
 async def test_jumps_of_the_servers_clock_break_no_promise(make_queue_crew, clock, server, kind):
     crew = make_queue_crew(server.url, kind=kind, queues=QUEUES, work_s=0.001)
     async with crew:
         hands = await crew.hire(2)
         await crew.at_work(*hands)
-        for round_number, offset_s in enumerate((HOUR, 0, -HOUR, 0, -2 * HOUR)):
+        for round_number, offset_s in enumerate((HOUR, 0, -2 * HOUR)):
             async with asyncio.TaskGroup() as group:
                 group.create_task(crew.send_many(200, seed=round_number, pace_s=0.005, failing=0))
                 await asyncio.sleep(0.1)
                 await jump(crew, clock, server, offset_s)
             await crew.drained(10)
         verdict = await crew.hold()
-        assert verdict.counts.finished == 1_000
+        assert verdict.counts.finished == 600
 
 
-@pytest.mark.parametrize("offset_s", [HOUR, -2 * HOUR])
+@pytest.mark.parametrize("offset_s", [HOUR, pytest.param(-2 * HOUR, marks=pytest.mark.torture)])
 async def test_a_jump_takes_no_job_from_a_worker_that_lives(
     make_queue_crew, clock, server, offset_s
 ):
@@ -68,7 +68,7 @@ async def test_a_jump_takes_no_job_from_a_worker_that_lives(
         assert verdict.counts.started == verdict.counts.finished == 9
 
 
-@pytest.mark.parametrize("offset_s", [-2 * HOUR, HOUR])
+@pytest.mark.parametrize("offset_s", [-2 * HOUR, pytest.param(HOUR, marks=pytest.mark.torture)])
 async def test_jobs_of_a_dead_worker_restart_after_the_clock_jumped(
     make_queue_crew, clock, server, offset_s, figure
 ):
@@ -94,7 +94,7 @@ async def test_jobs_of_a_dead_worker_restart_after_the_clock_jumped(
         await crew.hold()
 
 
-@pytest.mark.parametrize("offset_s", [HOUR, -HOUR])
+@pytest.mark.parametrize("offset_s", [-HOUR, pytest.param(HOUR, marks=pytest.mark.torture)])
 async def test_a_worker_with_a_wrong_clock_works_as_any_other(
     make_queue_crew, valkey_server, offset_s
 ):

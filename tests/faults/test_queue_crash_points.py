@@ -9,8 +9,16 @@ import pytest
 # After an answer has come, the next words are never said; before it, these are not either.
 SCRIPTS = ("claim_jobs", "begin_jobs", "finish_jobs", "retry_job", "bury_job", "give_back")
 KINDS = {"finish_jobs": "status", "begin_jobs": "status"}
+SHORT = {
+    *("after claim_jobs", "after begin_jobs", "before finish_jobs", "before retry_job"),
+    *("after bury_job", "before give_back", "before reap_claims"),
+}
 POINTS = [
-    (KINDS.get(script, "plain"), f"{when} {script}")
+    pytest.param(
+        KINDS.get(script, "plain"),
+        point := f"{when} {script}",
+        marks=() if point in SHORT else pytest.mark.torture,
+    )
     for script in (*SCRIPTS, "leave_queue", "join_queue", "reap_claims", "find_dead")
     for when in ("before", "after")
 ]
@@ -62,7 +70,7 @@ async def test_a_crash_around_a_script_loses_and_doubles_nothing(
         assert sorted(letter.job_id for letter in await crew.letters()) == sorted(dead)
 
 
-@pytest.mark.parametrize("kind", ["plain", "status"])
+@pytest.mark.parametrize("kind", ["plain", pytest.param("status", marks=pytest.mark.torture)])
 async def test_a_job_that_has_one_attempt_is_never_started_twice(
     make_queue_crew, valkey_server, kind
 ):

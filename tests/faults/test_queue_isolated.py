@@ -44,7 +44,7 @@ def is_alive(pid):
     [
         ({"segfault": True}, "SIGSEGV"),
         ({"kill": True}, "SIGKILL"),
-        ({"exit": True}, "3"),
+        pytest.param({"exit": True}, "3", marks=pytest.mark.torture),
         ({"memory": 2**31}, "MemoryError"),
     ],
 )
@@ -77,7 +77,7 @@ async def test_the_children_of_a_killed_worker_end_with_it(
     async with crew:
         (victim,) = await crew.hire()
         file = tmp_path / "runs"
-        await crew.send(file=str(file), pause=3)
+        await crew.send(file=str(file), pause=1.5)
         (child,) = await eventually(lambda: pids(file), 10)
         await victim.kill()
         await eventually(lambda: not is_alive(child), 2)

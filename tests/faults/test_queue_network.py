@@ -48,7 +48,9 @@ SAID = {
 }
 
 
-@pytest.mark.parametrize("fault", [RuleKind.SWALLOW, RuleKind.CUT])
+@pytest.mark.parametrize(
+    "fault", [RuleKind.SWALLOW, pytest.param(RuleKind.CUT, marks=pytest.mark.torture)]
+)
 @pytest.mark.parametrize("script", SAID)
 async def test_a_word_that_is_lost_costs_no_job_and_no_repetition(
     make_queue_crew, valkey_server, fault_proxy, script, fault
@@ -72,7 +74,9 @@ async def test_a_word_that_is_lost_costs_no_job_and_no_repetition(
         assert (await crew.counters())["done"] == (10 if orders.get("dead") else 40)
 
 
-@pytest.mark.parametrize("fault", [RuleKind.SWALLOW, RuleKind.CUT])
+@pytest.mark.parametrize(
+    "fault", [RuleKind.SWALLOW, pytest.param(RuleKind.CUT, marks=pytest.mark.torture)]
+)
 async def test_a_lost_note_that_a_single_attempt_begins_starts_it_once(
     make_queue_crew, valkey_server, fault_proxy, fault
 ):
@@ -103,7 +107,7 @@ async def test_a_note_that_arrives_after_the_end_brings_no_job_back(make_queue_c
         assert await crew.left() == 0
 
 
-@pytest.mark.parametrize("kind", ["plain", "status"])
+@pytest.mark.parametrize("kind", ["status", pytest.param("plain", marks=pytest.mark.torture)])
 async def test_cut_connections_are_made_anew(make_queue_crew, valkey_server, fault_proxy, kind):
     proxy = fault_proxy(valkey_server)
     async with make_network_crew(make_queue_crew, valkey_server, proxy, kind=kind) as crew:

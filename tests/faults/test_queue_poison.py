@@ -49,9 +49,9 @@ def make_poison_crew(make_queue_crew, server, **options):
     ("kind", "how", "handler", "work_s"),
     [
         ("plain", "exit", "handle", 0.0),
-        ("plain", "segfault", "handle_in_thread", 0.005),
-        ("status", "kill", "handle", 0.02),
-        ("lanes", "exit", "handle", 0.005),
+        ("status", "segfault", "handle_in_thread", 0.005),
+        pytest.param("status", "kill", "handle", 0.02, marks=pytest.mark.torture),
+        pytest.param("lanes", "exit", "handle", 0.005, marks=pytest.mark.torture),
         pytest.param("status", "exit", "handle_in_thread", 0.0, marks=pytest.mark.torture),
         pytest.param("lanes", "segfault", "handle_in_thread", 0.02, marks=pytest.mark.torture),
     ],
@@ -63,15 +63,15 @@ async def test_poison_is_buried_as_crashed_and_all_others_are_done(
         make_queue_crew, valkey_server, kind=kind, handler=handler, work_s=work_s
     )
     async with crew:
-        for _ in range(100):
+        for _ in range(50):
             await crew.send()
         poison = await crew.send(**{how: True})
-        for _ in range(200):
+        for _ in range(100):
             await crew.send()
         verdict, letters = await run_to_the_end(crew)
         assert letters == [(poison, "crashed", 3)]
         assert [event.attempt for event in crew.starts_of(poison)] == [1, 2, 3]
-        assert verdict.counts.finished == 300
+        assert verdict.counts.finished == 150
 
 
 async def test_innocents_with_one_attempt_never_run_twice(make_queue_crew, valkey_server):
@@ -123,18 +123,19 @@ async def test_jobs_claimed_ahead_of_poison_are_charged_once(make_queue_crew, va
 
 
 async def test_many_poisons_bury_no_innocent(make_queue_crew, valkey_server):
-    """Eighteen crashes, each with dozens of neighbours: the last chance of each is made alone."""
+    """Twelve crashes, each with dozens of neighbours: the last chance of each is made alone."""
     crew = make_poison_crew(make_queue_crew, valkey_server)
     async with crew:
         poison = []
-        for _ in range(6):
-            await crew.send_many(200, failing=0)
+        for _ in range(4):
+            await crew.send_many(100, failing=0)
             poison.append(await crew.send(exit=True))
         verdict, letters = await run_to_the_end(crew)
         assert sorted(letters) == sorted((one, "crashed", 3) for one in poison)
-        assert verdict.counts.finished == 1_200
+        assert verdict.counts.finished == 400
 
 
+@pytest.mark.torture
 async def test_the_last_chance_of_one_does_not_stop_the_others_for_long(
     make_queue_crew, valkey_server
 ):

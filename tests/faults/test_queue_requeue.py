@@ -16,7 +16,7 @@ from penstock.testing.eventually import eventually
 
 from .queues.crew import QUEUE
 
-LETTERS = 2_000
+LETTERS = 1_000
 REQUEUE = """
 import asyncio, sys
 from penstock import Penstock
@@ -60,7 +60,7 @@ async def whereabouts(crew):
     return letters, [read_item(data, crew.app.codec).id for data in stored]
 
 
-@pytest.mark.parametrize("kind", ["plain", "status"])
+@pytest.mark.parametrize("kind", ["status", pytest.param("plain", marks=pytest.mark.torture)])
 async def test_requeueing_all_that_is_killed_in_the_middle_loses_and_doubles_nothing(
     make_queue_crew, valkey_server, tmp_path, kind
 ):

@@ -58,7 +58,7 @@ async def server_kills(crew, server, kills, between):
     return await crew.hold()
 
 
-@pytest.mark.parametrize("kind", ["plain", "status"])
+@pytest.mark.parametrize("kind", ["status", pytest.param("plain", marks=pytest.mark.torture)])
 async def test_a_killed_server_loses_no_job_that_was_confirmed(make_queue_crew, start_server, kind):
     server = start_server()
     async with make_queue_crew(server.url, kind=kind, timeouts=TIMEOUTS) as crew:
@@ -130,8 +130,16 @@ async def cluster_answers(crew):
         return False
 
 
-@pytest.mark.parametrize("binary", ["valkey", "redis62"])
-@pytest.mark.parametrize("kind", ["plain", "status"])
+@pytest.mark.parametrize(
+    ("binary", "kind"),
+    [
+        ("valkey", "status"),
+        ("redis62", "plain"),
+        pytest.param("valkey", "plain", marks=pytest.mark.torture),
+        pytest.param("redis62", "status", marks=pytest.mark.torture),
+        pytest.param("redis7", "status", marks=pytest.mark.torture),
+    ],
+)
 async def test_a_full_server_refuses_jobs_and_drains(make_queue_crew, start_server, binary, kind):
     server = start_server(binary)
     crew = make_queue_crew(server.url, kind=kind, max_attempts=3, work_s=0.002)

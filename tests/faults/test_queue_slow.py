@@ -9,8 +9,14 @@ import pytest
 from penstock.testing.eventually import eventually
 
 
-@pytest.mark.parametrize("kind", ["plain", "status"])
-@pytest.mark.parametrize("handler", ["handle", "handle_in_thread"])
+@pytest.mark.parametrize(
+    ("kind", "handler"),
+    [
+        ("plain", "handle"),
+        pytest.param("status", "handle", marks=pytest.mark.torture),
+        pytest.param("status", "handle_in_thread", marks=pytest.mark.torture),
+    ],
+)
 async def test_a_function_that_computes_without_a_pause_keeps_its_job(
     make_queue_crew, valkey_server, kind, handler
 ):
@@ -59,10 +65,10 @@ async def test_a_server_that_was_away_for_longer_than_the_silence_takes_nobody_f
     async with crew:
         hands = await crew.hire(3)
         await crew.at_work(*hands)
-        jobs = [await crew.send(pause=2.5) for _ in range(9)]
+        jobs = [await crew.send(pause=1.5) for _ in range(9)]
         for job_id in jobs:
             await crew.started(job_id)
-        for _ in range(2):
+        for _ in range(1):
             server.kill()
             await asyncio.sleep(0.8)
             await asyncio.to_thread(server.restart)
@@ -94,6 +100,7 @@ async def test_a_frozen_server_takes_nobody_for_dead(make_queue_crew, start_serv
         assert verdict.counts.started == verdict.counts.finished == 9
 
 
+@pytest.mark.torture
 async def test_a_worker_that_died_while_the_server_was_away_is_noticed(
     make_queue_crew, start_server
 ):

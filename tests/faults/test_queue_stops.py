@@ -21,7 +21,11 @@ async def up(crew, hand):
 
 @pytest.mark.parametrize(
     ("kind", "handler"),
-    [("plain", "handle"), ("status", "handle"), ("lanes", "handle_in_thread")],
+    [
+        ("status", "handle"),
+        ("lanes", "handle_in_thread"),
+        pytest.param("plain", "handle", marks=pytest.mark.torture),
+    ],
 )
 async def test_with_enough_time_all_that_runs_is_finished(
     make_queue_crew, valkey_server, kind, handler
@@ -45,11 +49,11 @@ async def test_with_enough_time_all_that_runs_is_finished(
 @pytest.mark.parametrize(
     ("kind", "handler", "signals"),
     [
-        ("plain", "handle", 1),
         ("status", "handle", 1),
         ("plain", "handle_in_thread", 1),
         ("lanes", "handle", 2),
-        ("status", "handle_in_thread", 2),
+        pytest.param("plain", "handle", 1, marks=pytest.mark.torture),
+        pytest.param("status", "handle_in_thread", 2, marks=pytest.mark.torture),
     ],
 )
 async def test_what_is_cut_short_runs_elsewhere_at_once_and_is_not_charged(
@@ -67,7 +71,7 @@ async def test_what_is_cut_short_runs_elsewhere_at_once_and_is_not_charged(
     async with crew:
         (leaver,) = await crew.hire()
         await up(crew, leaver)
-        jobs = [await crew.send(pause=2.0) for _ in range(10)]
+        jobs = [await crew.send(pause=1.2) for _ in range(10)]
         for job_id in jobs:
             await crew.started(job_id)
         (heir,) = await crew.hire(worker={"poll_s": 0.2, "grace_s": 20.0})
@@ -121,7 +125,9 @@ async def rolling_restart(crew, jobs, pace_s, rounds):
     return verdict
 
 
-@pytest.mark.parametrize("kind", ["plain", "status", "lanes"])
+@pytest.mark.parametrize(
+    "kind", ["plain", "status", pytest.param("lanes", marks=pytest.mark.torture)]
+)
 async def test_a_rolling_restart_runs_every_job_exactly_once(make_queue_crew, valkey_server, kind):
     """With one attempt allowed, whoever is charged for a mere claim ends in the dead letters."""
     crew = make_queue_crew(
@@ -132,7 +138,7 @@ async def test_a_rolling_restart_runs_every_job_exactly_once(make_queue_crew, va
         work_s=0.001,
     )
     async with crew:
-        await rolling_restart(crew, 1_600, 0.012, 1)
+        await rolling_restart(crew, 1_000, 0.012, 1)
 
 
 @pytest.mark.torture
@@ -151,8 +157,15 @@ async def test_ten_rolling_restarts_run_every_job_exactly_once(
         figure("queue faults", f"{name}: done", verdict.counts.finished, "", ">=", 40_000)
 
 
-@pytest.mark.parametrize("kind", ["plain", "status"])
-@pytest.mark.parametrize("fault", ["swallow", "cut_before"])
+@pytest.mark.parametrize(
+    ("kind", "fault"),
+    [
+        ("plain", "swallow"),
+        ("status", "cut_before"),
+        pytest.param("plain", "cut_before", marks=pytest.mark.torture),
+        pytest.param("status", "swallow", marks=pytest.mark.torture),
+    ],
+)
 async def test_a_stop_on_a_bad_line_leaves_nothing_in_hand(
     make_queue_crew, valkey_server, fault_proxy, kind, fault
 ):
@@ -167,7 +180,7 @@ async def test_a_stop_on_a_bad_line_leaves_nothing_in_hand(
         timeouts={"connect_s": 0.5, "command_s": 0.5},
     )
     async with crew:
-        for round_number in range(3):
+        for round_number in range(2):
             (leaver,) = await crew.hire()
             await up(crew, leaver)
             await crew.send_many(40, seed=round_number, failing=0, pause=0.01 + 0.04 * round_number)
@@ -182,4 +195,4 @@ async def test_a_stop_on_a_bad_line_leaves_nothing_in_hand(
         await crew.drained()
         verdict = await crew.verdict(attempt_gaps=False)
         assert verdict.ok, str(verdict)
-        assert verdict.counts.started == verdict.counts.finished == 120
+        assert verdict.counts.started == verdict.counts.finished == 80

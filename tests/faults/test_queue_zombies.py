@@ -21,12 +21,19 @@ async def stopped_in_its_function(crew, **orders):
     return sleeper, job_id
 
 
-ENDINGS = [({}, "handle"), ({"dead": True}, "handle"), ({"fail": True}, "handle")]
+ENDINGS = [
+    ("status", {}, "handle"),
+    ("plain", {"dead": True}, "handle"),
+    ("status", {"fail": True}, "handle"),
+    ("plain", {}, "handle_in_thread"),
+    ("plain", {"pause": 5}, "handle"),
+]
+OTHERS = [("plain" if kind == "status" else "status", *rest) for kind, *rest in ENDINGS]
 
 
-@pytest.mark.parametrize("kind", ["plain", "status"])
 @pytest.mark.parametrize(
-    ("ending", "handler"), [*ENDINGS, ({}, "handle_in_thread"), ({"pause": 5}, "handle")]
+    ("kind", "ending", "handler"),
+    [*ENDINGS, *(pytest.param(*case, marks=pytest.mark.torture) for case in OTHERS)],
 )
 async def test_whatever_a_late_worker_says_is_refused_and_counted(
     make_queue_crew, valkey_server, kind, ending, handler
@@ -64,6 +71,7 @@ async def test_whatever_a_late_worker_says_is_refused_and_counted(
         assert len(crew.starts_of(after)) == 1
 
 
+@pytest.mark.torture
 async def test_late_words_are_refused_though_nobody_has_told_the_worker(
     make_queue_crew, valkey_server
 ):
@@ -95,13 +103,13 @@ async def test_pauses_shorter_than_the_silence_cost_nothing(make_queue_crew, val
     async with crew:
         hands = await crew.hire(2)
         await crew.at_work(*hands)
-        for round_number in range(3):
+        for round_number in range(2):
             for hand in hands:
                 hand.signal(signal.SIGSTOP)
                 await crew.send_many(100, seed=round_number, failing=0)
                 hand.signal(signal.SIGCONT)
         verdict = await crew.hold(attempt_gaps=False)
-        assert verdict.counts.started == 600
+        assert verdict.counts.started == 400
         assert (crew.counted["stale"], crew.counted["reaped"]) == (0, 0)
 
 
