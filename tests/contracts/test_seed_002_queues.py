@@ -162,8 +162,8 @@ async def test_the_record_of_a_job_from_processing_to_done(
     assert "error" not in said
     assert WEEK_S - 60 < cli("TTL", JOB_KEY) <= WEEK_S
     assert cli("EXISTS", f"{JOB_KEY}:ttl") == 0
-    if pushed_by == "Penstock":
-        assert (said["rag_id"], said["filename"]) == ("policies_rag", "my_policy.pdf")
+    assert (said["rag_id"], said["filename"]) == ("policies_rag", "my_policy.pdf")
+    assert (said["queue"], said["max_retries"]) == (QUEUE, "3")
 
 
 async def test_the_status_json_is_a_view_of_the_record(workplace, app, ingest):

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from penstock.clock import SYSTEM_CLOCK
 from penstock.delivery.depends import Resolver
 from penstock.errors import PenstockError, ServerError
+from penstock.queues.attempts import limit_of
 from penstock.queues.context import JobContext
 from penstock.queues.hand import Counts, Hand
 from penstock.queues.items import Item
@@ -17,6 +18,7 @@ from penstock.queues.performer import Performer
 from penstock.queues.reaper import Reaper
 from penstock.queues.work import Work
 from penstock.quiet import RateLimitedLog
+from penstock.redis.wire import Argument
 from penstock.runtime.backoff import retry_delay_s
 from penstock.runtime.service import Service
 from penstock.runtime.waiting import happens_within
@@ -109,6 +111,7 @@ class QueueConsumer(Service):
             f"{self._worker_id}.{self._lives}",
             self.counts,
         )
+        hand.first_fields = self._first_fields
         await hand.join()
         life = Life(
             self.queue,
@@ -128,6 +131,10 @@ class QueueConsumer(Service):
         finally:
             self._life = None
             self._lifeline.drop(hand.worker, hand.keys)
+
+    def _first_fields(self, job: JobContext) -> list[Argument]:
+        limit = limit_of(job.item, self._work.policy_of(job.item))
+        return self.queue.found_fields(job.item, job.named(), job.lane, limit)
 
     def _performer_of(self, item: Item) -> Performer | None:
         if item.task:

@@ -9,6 +9,8 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
+import msgspec
+
 from penstock.errors import OutcomeUnknown, ServerError
 from penstock.queues.attempts import begun_item
 from penstock.queues.context import JobContext
@@ -81,6 +83,8 @@ class Hand:
         self.uses_lanes = False
         self.has_cancelled = False
         """Whether there are jobs on the lists that were cancelled."""
+        self.first_fields: Callable[[JobContext], Sequence[Argument]] | None = None
+        """Names and values for the record of a job that another program pushed."""
         self.draining = False
         """Whether nothing more is begun."""
         self.closing = False
@@ -212,7 +216,13 @@ class Hand:
             told: list[Argument] = []
             for job in jobs[place : place + _MOST_TOLD]:
                 item = begun_item(job) if exactly else b""
-                told += (job.claim, self._record_name(job), job.attempt, job.item.task, item)
+                told += (
+                    job.claim,
+                    self._record_name(job),
+                    job.attempt,
+                    self._first_words(job),
+                    item,
+                )
             calls.append(self.surely("begin", lambda told=told: self._begin(told)))
         verdicts: list[int] = []
         for reply in await asyncio.gather(*calls):
@@ -223,6 +233,12 @@ class Hand:
         for job in jobs:
             job.begun, job.noted = exactly, True
         return verdicts
+
+    def _first_words(self, job: JobContext) -> bytes:
+        """What the record of a job begins with, as JSON; empty if it was written with the push."""
+        if job.item.meta.tracked or not job.tracked or self.first_fields is None:
+            return b""
+        return msgspec.json.encode([_as_text(value) for value in self.first_fields(job)])
 
     async def _begin(self, told: Sequence[Argument]) -> list[int] | int:
         return await self._scripts.begin_jobs(keys=self.keys, worker=self.worker, jobs=told)
@@ -371,3 +387,7 @@ class Hand:
 
     def _name_of(self, job: JobContext) -> str:
         return self.keys.record_name(job.named())
+
+
+def _as_text(value: Argument) -> str:
+    return value.decode(errors="replace") if isinstance(value, bytes) else str(value)

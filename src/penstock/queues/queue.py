@@ -15,6 +15,7 @@ from penstock.errors import ConfigError, OutOfMemory, QueueFull, QueueMismatch
 from penstock.queues.adding import Adder, Target
 from penstock.queues.handlers import RawHandler, as_isolation
 from penstock.queues.isolation import Isolation
+from penstock.queues.items import Item
 from penstock.queues.job import Job
 from penstock.queues.options import (
     Overflow,
@@ -32,6 +33,7 @@ from penstock.queues.waiting import Poller
 from penstock.redis.client import Client
 from penstock.redis.codec import Codec
 from penstock.redis.keys import Priority, QueueKeyring
+from penstock.redis.wire import Argument
 
 __all__ = ["Queue"]
 
@@ -186,6 +188,10 @@ class Queue:
             is_full=bool(most) and length >= most,
             overflow_policy=self.plain_target.overflow,
         )
+
+    def found_fields(self, item: Item, job_id: str, lane: str, max_attempts: int) -> list[Argument]:
+        """Names and values for the record of a job that another program pushed."""
+        return self._raw.found_fields(item, job_id, lane, max_attempts)
 
     def job(self, job_id: str) -> Job[Any]:
         """Return a handle on a job that was added before."""

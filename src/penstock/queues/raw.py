@@ -101,6 +101,19 @@ class RawJobs:
             copied=self._copied(item),
         )
 
+    def found_fields(self, item: Item, job_id: str, lane: str, max_attempts: int) -> list[Argument]:
+        """The record of a job that another program pushed, when a worker meets it."""
+        return first_fields(
+            job_id=job_id,
+            queue=self._queue.name,
+            task=item.task,
+            max_attempts=max_attempts,
+            group=item.meta.group,
+            lane=lane,
+            unique="",
+            copied=self._copied(item),
+        )
+
     def _copied(self, item: Item) -> dict[str, object]:
         names = self._queue.options.status_fields
         if not names:

@@ -8,8 +8,9 @@
 -- ARGV[1]  str   worker
 -- ARGV[2]  str   beginning of the names of records
 -- ARGV[3]  str   beginning of the names of the indexes by state
--- ARGV[4..]  str  for each job its claim; its id, '' for a job without a record; its attempt; its
---                 task; the job as it is to stand in the claims from now on, '' to leave it
+-- ARGV[4..]  str  for each job its claim; its id, '' for a job without a record; its attempt; as
+--                 a JSON list names and values for a record that is to be made, '' for none; the job
+--                 as it is to stand in the claims from now on, '' to leave it
 --
 -- Returns  list  for each job 1 to run it, 2 if it was cancelled, 0 if it has ended or is
 --                not in hand
@@ -26,7 +27,7 @@ end
 
 local answer, at, begun, from = {}, iso(now), {}, {}
 for place = 4, #ARGV, 5 do
-  local claim, id, attempt, task, item = unpack(ARGV, place, place + 4)
+  local claim, id, attempt, first, item = unpack(ARGV, place, place + 4)
   local verdict = 1
   if redis.call('HEXISTS', KEYS[2], claim) == 0 then
     verdict = 0  -- this call was given up, made again, and comes only now
@@ -39,15 +40,16 @@ for place = 4, #ARGV, 5 do
     elseif status and status ~= 'processing' and not (LEGAL[status] and LEGAL[status].processing) then
       verdict = 0
     else
-      redis.call('HSET', record, 'status', 'processing', 'started_at', at, 'worker', ARGV[1],
-        'attempt', attempt)
       if not status then  -- pushed by a program that keeps no records
-        redis.call('HSET', record, 'job_id', spelled_out(id), 'task', task, 'submitted_at', at,
+        if first ~= '' then redis.call('HSET', record, unpack(cjson.decode(first))) end
+        redis.call('HSET', record, 'job_id', spelled_out(id), 'submitted_at', at,
           'retry_count', attempt - 1)
       elseif status ~= 'processing' then
         from[status] = from[status] or {}
         from[status][#from[status] + 1] = id
       end
+      redis.call('HSET', record, 'status', 'processing', 'started_at', at, 'worker', ARGV[1],
+        'attempt', attempt)
       begun[#begun + 1] = now
       begun[#begun + 1] = id
     end
