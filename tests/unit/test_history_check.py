@@ -702,3 +702,56 @@ def test_a_send_that_ended_without_beginning_makes_the_history_useless(script):
     script("p", "send", "ok", call=77, msg="1-0", partition=0)
     with pytest.raises(HistoryBroken, match="without its invoke"):
         script.verdict()
+
+
+# Jobs, which are claimed one by one
+
+
+def claim(script, fence, actor="w"):
+    told = {"msg": "1-0", "partition": 0, "group": "g", "payload_hash": "#1-0"}
+    call = script(actor, "claim", "invoke")
+    script(actor, "claim", "ok", call=call, fence=fence, **told)
+
+
+def late_ack(script, phase):
+    """One worker stands still with a job, another claims it and does it, the first says its ack."""
+    script.sent()
+    claim(script, 1, "a")
+    script.start(actor="a")
+    script("nemesis", "lose", victim="a")
+    claim(script, 1, "b")
+    script.run(actor="b", attempt=2)
+    script.finish(actor="a")
+    script.settle(actor="a", phase=phase, fence=1)
+
+
+def test_an_ack_under_a_claim_that_has_passed_to_another_is_stale(script):
+    late_ack(script, "accepted")
+    assert script.convicted(ordering="none") == {"I08", "I09", "I16"}
+
+
+def test_an_ack_that_was_refused_breaks_nothing(script):
+    late_ack(script, "refused")
+    verdict = script.verdict(ordering="none")
+    assert verdict.ok, str(verdict)
+    assert verdict.examined["I09"] == 1
+
+
+def test_a_job_that_runs_again_though_its_worker_has_it_was_not_to(script):
+    script.sent()
+    claim(script, 1, "a")
+    script.start(actor="a")
+    claim(script, 1, "b")
+    script.run(actor="b", attempt=2)
+    assert script.convicted(ordering="none") == {"I04"}
+
+
+def test_who_lost_a_claim_may_learn_of_it_when_the_job_runs_elsewhere(script):
+    script.sent()
+    claim(script, 1, "a")
+    script.start(actor="a")
+    claim(script, 1, "b")
+    script.run(actor="b", attempt=2)
+    script("a", "lose", victim="a", partition=0, group="g", msg="1-0", fence=1)
+    verdict = script.verdict(ordering="none")
+    assert verdict.ok, str(verdict)

@@ -15,6 +15,11 @@ class Losses:
 
     def __init__(self, ledger: Ledger) -> None:
         self._losses = ledger.losses
+        self._claims_lost = {
+            (loss.actor, loss.msg)
+            for loss in ledger.losses
+            if loss.msg and loss.victim == loss.actor
+        }
         self._granted = {
             (group, partition, grant.fence): grant.since
             for (group, partition), grants in ledger.grants.items()
@@ -25,8 +30,11 @@ class Losses:
         """Whether the two runs of one message may both have happened.
 
         With known fences only what befell the older lease counts: a worker that once was stopped
-        and has been given the partition again since has no excuse left.
+        and has been given the partition again since has no excuse left. Who loses a single claim
+        learns of it when the job is another's already.
         """
+        if (earlier.start.actor, track.msg) in self._claims_lost:
+            return True
         if earlier.fence is None or later.fence is None:
             actors, since = {earlier.start.actor, later.start.actor}, -inf
         elif earlier.fence == later.fence:

@@ -93,8 +93,9 @@ class Event(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=Fa
     """Of a final read: `log` is the entry itself, all others are seen from `group`, or from every
     group if it is empty: `stream` is still to be delivered, `pending` delivered and not settled."""
     victim: str = ""
-    """Of a loss: the actor that was killed or stopped, or, with a partition, that lost the lease.
-    A partition alone is lost by whoever has it; neither means the server."""
+    """Of a loss: the actor that was killed or stopped, or, with a partition, that lost the lease;
+    with `msg` it lost this one claim. A partition alone is lost by whoever has it; neither means
+    the server."""
     delay_s: float = 0.0
     """Of a send: handled no earlier than this after its invoke."""
     detail: str = ""
