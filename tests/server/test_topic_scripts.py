@@ -407,7 +407,8 @@ async def busy(start_server, open_client, namespace):
     server = start_server("valkey", "--slowlog-log-slower-than", "0")
     client = await open_client(server.url, namespace=namespace)
     for path in files("penstock.redis").joinpath("lua").iterdir():
-        await client.call("SCRIPT", "LOAD", load_script(path.name.removesuffix(".lua")).text)
+        if path.is_file():
+            await client.call("SCRIPT", "LOAD", load_script(path.name.removesuffix(".lua")).text)
     return Desk(client)
 
 
