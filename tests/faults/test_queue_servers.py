@@ -8,6 +8,7 @@ import contextlib
 import pytest
 
 from penstock.errors import OutOfMemory, PenstockError
+from penstock.queues.lifeline import Lifeline
 from penstock.testing.eventually import eventually
 
 TIMEOUTS = {"connect_s": 1.0, "command_s": 1.0}
@@ -174,3 +175,30 @@ async def fill_up(crew, server):
     assert int(server.info("memory")["used_memory"]) > 1_000_000
     with pytest.raises(OutOfMemory):
         await crew.send()
+
+
+async def test_a_worker_that_starts_while_the_server_is_away_gives_signs_of_life_later(
+    make_queue_crew, start_server
+):
+    """The thread that gives them has a connection of its own, which it makes when it begins."""
+    server = start_server()
+    async with make_queue_crew(server.url, timeouts=TIMEOUTS) as crew:
+        client, keys = crew.app.redis, crew.keys
+        lifeline = Lifeline(client)
+        await client.scripts.join_queue(keys=keys, worker="w")
+        lifeline.hold("w", keys, lambda: None)
+        first = await client.call("ZSCORE", keys.workers, "w")
+        server.kill()
+        running = asyncio.create_task(lifeline.serve())
+        await eventually(lifeline.trouble)
+        await asyncio.to_thread(server.restart)
+
+        async def beats():
+            try:
+                return await client.call("ZSCORE", keys.workers, "w") > first
+            except PenstockError:
+                return False
+
+        await eventually(beats, 10)
+        lifeline.ask_to_stop()
+        await running

@@ -86,10 +86,11 @@ class Lifeline(Service):
         self._end = lambda: own.call_soon_threadsafe(enough.set)
         if self.stopping:
             return
-        failures = 0
-        async with Client(self._settings()) as client:
+        client, failures = Client(self._settings()), 0
+        try:
             while not enough.is_set():
                 try:
+                    await client.open()  # nothing to do from the second time on
                     await self._beat(client, loop)
                     failures, self._trouble = 0, None
                 except ServerError as error:
@@ -102,6 +103,8 @@ class Lifeline(Service):
                         await enough.wait()
                 except TimeoutError:
                     pass
+        finally:
+            await client.close()
 
     async def _beat(self, client: Client, loop: asyncio.AbstractEventLoop) -> None:
         with self._lock:
