@@ -108,6 +108,26 @@ async def test_an_idle_worker_ends_at_once(make_queue_crew, valkey_server):
         assert await crew.names() == []
 
 
+async def test_jobs_that_wait_for_their_last_chance_go_back_at_a_stop(
+    make_queue_crew, valkey_server
+):
+    """They run one at a time, since one of them may have ended their last worker."""
+    crew = make_queue_crew(valkey_server.url, max_attempts=2)
+    async with crew:
+        (victim,) = await crew.hire()
+        jobs = [await crew.send(pause=0.3) for _ in range(6)]
+        await eventually(lambda: len(crew.events("start")) == 6, 10)
+        await victim.kill()
+        (leaver,) = await crew.hire()
+        await eventually(lambda: len(crew.events("start")) == 7, 10)
+        await leaver.stop()
+        assert len(crew.events("start")) == 7
+        await crew.hire()
+        verdict = await crew.hold()
+        assert verdict.counts.finished == len(jobs)
+        assert [event.attempt for job_id in jobs for event in crew.starts_of(job_id)] == [1, 2] * 6
+
+
 async def rolling_restart(crew, jobs, pace_s, rounds):
     hands = await crew.hire(3)
     async with asyncio.TaskGroup() as group:

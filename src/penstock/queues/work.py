@@ -109,22 +109,22 @@ class Work:
             await self._run_once(job, performer, places)
 
     async def _run_once(self, job: JobContext, performer: Performer, places: Places) -> None:
-        if job.hand.draining:  # it had to wait for its place, and nothing is begun any more
-            await job.hand.give_back([job])
-            return
         if job.attempt < job.max_attempts or not job.item.meta.crashes:
             async with places.among_others(job):
-                if is_exact(job.item.meta, job.max_attempts):
-                    await self._begin_and_perform(job, performer)
-                else:
-                    await self._perform(job, performer)
+                await self._begin_and_perform(job, performer)
         else:
             # Its last chance, and it was there when a worker died: nothing else may end this one.
             async with self._last_chance, places.alone(job):
                 await self._begin_and_perform(job, performer)
 
     async def _begin_and_perform(self, job: JobContext, performer: Performer) -> None:
-        if (await job.hand.begin([job], exactly=True))[0] == 1:
+        if job.hand.draining:  # it had to wait for its place, and nothing is begun any more
+            await job.hand.give_back([job])
+            return
+        may_run = True
+        if is_exact(job.item.meta, job.max_attempts):
+            may_run = (await job.hand.begin([job], exactly=True))[0] == 1
+        if may_run:
             await self._perform(job, performer)
         elif not job.hand.lost:
             self.passed_over(job)
