@@ -1,5 +1,8 @@
 -- leave_queue: stop being a worker of a queue; what is still in hand is for the others, at once.
 --
+-- One that was given up says so as well: if nobody knows any more that it lived, because somebody
+-- deleted the keys of the workers, its claims would be nobody's.
+--
 -- Flags: allow-oom  a full server must drain
 --
 -- KEYS[1]  ZSET  live workers of the queue
@@ -12,7 +15,6 @@
 redis.call('ZREM', KEYS[1], '')
 -- Include: time
 local left = redis.call('HLEN', KEYS[3])
-if redis.call('ZREM', KEYS[1], ARGV[1]) == 1 and left > 0 then
-  redis.call('ZADD', KEYS[2], now, ARGV[1])
-end
+redis.call('ZREM', KEYS[1], ARGV[1])
+if left > 0 then redis.call('ZADD', KEYS[2], now, ARGV[1]) end
 return left
