@@ -43,7 +43,7 @@ def is_alive(pid):
     ("orders", "told"),
     [
         ({"segfault": True}, "SIGSEGV"),
-        ({"kill": True}, "SIGKILL"),
+        pytest.param({"kill": True}, "SIGKILL", marks=pytest.mark.torture),
         pytest.param({"exit": True}, "3", marks=pytest.mark.torture),
         ({"memory": 2**31}, "MemoryError"),
     ],

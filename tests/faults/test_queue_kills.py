@@ -31,7 +31,7 @@ async def kill_members(crew, kills, seed, every_s):
 
 
 async def storm(make_queue_crew, server, kind, *, kills, jobs, every_s, pace_s):
-    crew = make_queue_crew(server.url, kind=kind, max_attempts=8, work_s=0.004)
+    crew = make_queue_crew(server.url, kind=kind, max_attempts=8, work_s=0.02)
     async with crew:
         await crew.hire(3)
         async with asyncio.TaskGroup() as group:
@@ -64,6 +64,29 @@ async def test_a_storm_of_kills_on_a_cluster(make_queue_crew, cluster):
     )
     hold(verdict, 600)
     assert crew.cut_off > 0
+
+
+@pytest.mark.parametrize(
+    "limits",
+    [
+        {"lane_limit": 3},
+        pytest.param({"limit": 7}, marks=pytest.mark.torture),
+        pytest.param({"push": "left"}, marks=pytest.mark.torture),
+        pytest.param({"levels": "strict"}, marks=pytest.mark.torture),
+    ],
+)
+async def test_kills_cost_no_lane_its_places_or_its_turn(make_queue_crew, valkey_server, limits):
+    crew = make_queue_crew(
+        valkey_server.url, kind="lanes", max_attempts=8, work_s=0.004, queue=limits
+    )
+    async with crew:
+        await crew.hire(3)
+        async with asyncio.TaskGroup() as group:
+            group.create_task(crew.send_many(600, pace_s=0.006, dying=0.005))
+            await kill_members(crew, 4, 3, 0.1)
+        await crew.hold(60)  # which finds places that nobody holds
+        assert await crew.app.redis.call("LLEN", crew.keys.ring) == 0
+        assert await crew.app.redis.call("ZCARD", crew.keys.parked) == 0
 
 
 async def test_jobs_of_a_killed_worker_restart_in_front_of_all_others(

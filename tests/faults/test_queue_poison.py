@@ -49,7 +49,7 @@ def make_poison_crew(make_queue_crew, server, **options):
     ("kind", "how", "handler", "work_s"),
     [
         ("plain", "exit", "handle", 0.0),
-        ("status", "segfault", "handle_in_thread", 0.005),
+        pytest.param("status", "segfault", "handle_in_thread", 0.005, marks=pytest.mark.torture),
         pytest.param("status", "kill", "handle", 0.02, marks=pytest.mark.torture),
         pytest.param("lanes", "exit", "handle", 0.005, marks=pytest.mark.torture),
         pytest.param("status", "exit", "handle_in_thread", 0.0, marks=pytest.mark.torture),
