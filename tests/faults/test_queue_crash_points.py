@@ -76,7 +76,11 @@ async def test_a_job_that_has_one_attempt_is_never_started_twice(
 ):
     """The process ends between the claim and the note that the attempt begins, and after it."""
     crew = make_queue_crew(
-        valkey_server.url, kind=kind, max_attempts=1, queues={"silence_s": 0.3, "beat_s": 0.06}
+        valkey_server.url,
+        kind=kind,
+        max_attempts=1,
+        queue={"status": kind == "status", "concurrency": 1},
+        queues={"silence_s": 0.3, "beat_s": 0.06},
     )
     async with crew:
         await crew.send_many(20, failing=0)
@@ -88,6 +92,6 @@ async def test_a_job_that_has_one_attempt_is_never_started_twice(
         verdict = await crew.hold()
         starts = [event.msg for event in crew.events("start")]
         assert len(starts) == len(set(starts))
-        # A job that was noted as begun when its process died has had its attempt.
-        assert verdict.counts.finished + verdict.counts.dead == 20
-        assert verdict.counts.finished >= 10
+        # Only what was noted as begun when its process died counts as tried, and nobody can tell
+        # whether it was: one job for the one place of the worker that died there.
+        assert (verdict.counts.finished, verdict.counts.dead) == (19, 1)
