@@ -32,6 +32,7 @@ T = TypeVar("T")
 MOST_DONE = 1_000
 """Claims acknowledged by one call. More would stop the server for too long."""
 _MOST_TOLD = 100
+_ENDS_UNDER_WAY = 2
 DEAD = -1
 PASSED_OVER = "passed_over"
 """What a job in hand is counted as that had ended before it was begun."""
@@ -244,17 +245,26 @@ class Hand:
         return await self._scripts.begin_jobs(keys=self.keys, worker=self.worker, jobs=told)
 
     async def flush_ended(self) -> None:
-        """Write the ends of jobs with a record or a unique key."""
-        ended, self.ended = self.ended, []
-        by_state: dict[str, list[Ended]] = {}
-        for one in ended:
-            by_state.setdefault(one.state, []).append(one)
-        calls = [
-            self._end(state, some[place : place + _MOST_TOLD])
-            for state, some in by_state.items()
-            for place in range(0, len(some), _MOST_TOLD)
-        ]
-        await asyncio.gather(*calls)
+        """Write the ends of jobs with a record or a unique key, and of those that end meanwhile.
+
+        By few calls at a time: the next claims have to wait behind them.
+        """
+
+        async def write() -> None:
+            while self.ended:
+                await self._end(*self._some_ended())
+
+        await asyncio.gather(*(write() for _ in range(_ENDS_UNDER_WAY)))
+
+    def _some_ended(self) -> tuple[str, list[Ended]]:
+        """Take some that have come to the same end."""
+        state, count = self.ended[0].state, 1
+        for one in self.ended[1:_MOST_TOLD]:
+            if one.state != state:
+                break
+            count += 1
+        some, self.ended = self.ended[:count], self.ended[count:]
+        return state, some
 
     async def _end(self, state: str, ended: Sequence[Ended]) -> None:
         told: list[Argument] = []

@@ -138,7 +138,7 @@ class Life:
         hand = self._hand
         if self._under_way >= self._most_calls or time.monotonic() < self._paused_until:
             return None
-        wanted = self.slots.room(self._asked) if self._hint else 0
+        wanted = self.slots.room(self._asked + len(hand.ended)) if self._hint else 0
         prefetch = self._settings.prefetch
         # What is done is told with the next claim, unless none is to come soon.
         if wanted or (

@@ -83,14 +83,15 @@ class Dispatch:
         options: SendOptions | Callable[[tuple[Any, ...], Mapping[str, Any]], SendOptions] = PLAIN,
     ) -> list[Job[Any]]:
         """Send calls; all are encoded before the first is sent."""
-        queue, each = self._queue, [_call_of(call) for call in calls]
-        ids = new_ids(len(each))
+        queue, said = self._queue, list(calls)
+        ids = new_ids(len(said))
         if options is PLAIN and not self._status():
-            items, as_it_is = self._items(ids, each), self._as_it_is
+            items, as_it_is = self._items(ids, said), self._as_it_is
             if max(map(len, items), default=0) > as_it_is:
                 items = [self._finish(item) for item in items]
             await queue.adder.add_many(items, ids, queue.plain_target)
             return [Job(queue, job_id, True, self._type) for job_id in ids]
+        each = [_call_of(call) for call in said]
         if len(each) > 1 and isinstance(options, SendOptions) and options.id is not None:
             raise InvalidJob("many jobs cannot share one job_id or idempotency_key")
         return await self._send_optioned(each, ids, options)
@@ -215,14 +216,11 @@ def _copied(
     return copied
 
 
-Calls = Sequence[tuple[tuple[Any, ...], Mapping[str, Any]]]
-
-
 def _compiled(
     task: str, check: Check | None
 ) -> tuple[
     Callable[[bytes, tuple[Any, ...], Mapping[str, Any]], bytes],
-    Callable[[Sequence[str], Calls], list[bytes]],
+    Callable[[Sequence[str], Sequence[object]], list[bytes]],
 ]:
     """Return what makes a task's item, and many: written without detours, bulk sends live by it."""
     middle = b',"task":%b,"args":' % _encode_meta(task)
@@ -234,17 +232,17 @@ def _compiled(
         named = encode_value(kwargs) if kwargs else NO_KWARGS
         return b'{"id":%b%b%b,"kwargs":%b}' % (quoted_id, middle, told, named)
 
-    def items(ids: Sequence[str], calls: Calls) -> list[bytes]:
+    def items(ids: Sequence[str], calls: Sequence[object]) -> list[bytes]:
         made: list[bytes] = []
-        add, begin = made.append, b'"' + middle
-        for job_id, (args, kwargs) in zip(ids, calls, strict=True):
-            if kwargs:
-                add(item(_quoted(job_id), args, kwargs))
-            else:
+        add, begin, nothing = made.append, b'"' + middle, dict[str, Any]()
+        for job_id, call in zip(ids, calls, strict=True):
+            if type(call) is tuple:
+                args = cast("tuple[Any, ...]", call)
                 if check is not None:
-                    check(args, kwargs)
-                told = encode_value(args)
-                add(b'{"id":"%b%b%b,"kwargs":{}}' % (job_id.encode(), begin, told))
+                    check(args, nothing)
+                add(b'{"id":"%b%b%b,"kwargs":{}}' % (job_id.encode(), begin, encode_value(args)))
+            else:
+                add(item(_quoted(job_id), *_call_of(call)))
         return made
 
     return item, items
