@@ -36,7 +36,7 @@ __all__ = ["Work"]
 logger = logging.getLogger(__name__)
 quiet = RateLimitedLog(logger)
 
-_PARK_FIRST_S, _PARK_LONGEST_S = 1.0, 60.0
+_PARK_FIRST_S, _PARK_LONGEST_S = 0.5, 30.0
 
 
 class Places(Protocol):
@@ -303,7 +303,8 @@ class Work:
             what,
         )
         parked = msgspec.structs.replace(meta, id=job.named(), parked_ms=meta.parked_ms or now_ms)
-        wait_s = min(_PARK_LONGEST_S, max(_PARK_FIRST_S, waited_s))
+        # With old and new workers side by side the next to take it may be an old one again.
+        wait_s = min(_PARK_LONGEST_S, max(_PARK_FIRST_S, waited_s / 4))
         item = write_item(job.item, parked, self._codec)
         await job.hand.retry(job, item, wait_s, (), counted_as="parked")
 

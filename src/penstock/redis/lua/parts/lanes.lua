@@ -28,6 +28,7 @@ end
 
 -- The lane in the name of a claim: '17' is of the plain list, '17:high' of another.
 local function lane_in(field)
+  if not string.find(field, ':', 1, true) then return '' end
   return string.match(field, '^%d+:(.+)$') or ''
 end
 
