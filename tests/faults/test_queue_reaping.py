@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from penstock.queues.hand import Counts
+from penstock.queues.counts import Counts
 from penstock.queues.in_hand import wait_until_idle
 from penstock.queues.items import read_item
 from penstock.queues.reaper import Reaper

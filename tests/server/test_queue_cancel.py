@@ -7,7 +7,8 @@ import time
 from tests.workplace import counters, in_hand, stored
 
 from penstock import Fixed, RetryPolicy, current_job
-from penstock.queues.hand import Counts, Ended, Hand
+from penstock.queues.counts import Counts
+from penstock.queues.hand import Ended, Hand
 from penstock.testing.eventually import eventually
 
 SOON = RetryPolicy(max_attempts=3, backoff=Fixed(0.02))

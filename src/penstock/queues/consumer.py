@@ -10,7 +10,8 @@ from penstock.delivery.depends import Resolver
 from penstock.errors import PenstockError, ServerError
 from penstock.queues.attempts import limit_of
 from penstock.queues.context import JobContext
-from penstock.queues.hand import Counts, Hand
+from penstock.queues.counts import Counts
+from penstock.queues.hand import Hand
 from penstock.queues.items import Item
 from penstock.queues.life import Life
 from penstock.queues.lifeline import Lifeline

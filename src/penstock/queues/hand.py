@@ -14,6 +14,7 @@ import msgspec
 from penstock.errors import OutcomeUnknown, ServerError
 from penstock.queues.attempts import begun_item
 from penstock.queues.context import JobContext
+from penstock.queues.counts import Counts
 from penstock.queues.items import read_item
 from penstock.quiet import RateLimitedLog
 from penstock.redis.client import Client
@@ -22,7 +23,7 @@ from penstock.redis.keys import QueueKeyring
 from penstock.redis.wire import Argument
 from penstock.runtime.backoff import retry_delay_s
 
-__all__ = ["Counts", "Ended", "Hand"]
+__all__ = ["Ended", "Hand"]
 
 logger = logging.getLogger(__name__)
 quiet = RateLimitedLog(logger)
@@ -36,19 +37,6 @@ _ENDS_UNDER_WAY = 2
 DEAD = -1
 PASSED_OVER = "passed_over"
 """What a job in hand is counted as that had ended before it was begun."""
-
-
-@dataclass(slots=True)
-class Counts:
-    """What a consumer has done since it began."""
-
-    done: int = 0
-    failed: int = 0
-    dead: int = 0
-    stale: int = 0
-    """Outcomes that the server refused, because the job had passed to another worker."""
-    reaped: int = 0
-    """Jobs of dead workers that this one returned."""
 
 
 @dataclass(slots=True)

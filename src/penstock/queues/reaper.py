@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from penstock.delivery.retries import RetryPolicy
 from penstock.queues.attempts import after_crash
-from penstock.queues.hand import Counts
+from penstock.queues.counts import Counts
 from penstock.queues.items import Item, read_item
 from penstock.redis.client import Client
 from penstock.redis.codec import Codec

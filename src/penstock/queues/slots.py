@@ -69,10 +69,6 @@ class Slots:
         """Whether nothing is left to begin."""
         return not self._buffer
 
-    @property
-    def is_idle(self) -> bool:
-        return not self._busy and not self._buffer
-
     def put(self, jobs: Iterable[JobContext]) -> None:
         self._buffer.extend(jobs)
         self._wake()

@@ -22,7 +22,8 @@ from penstock.delivery.retries import DeathReason, GiveUp, RetryPolicy
 from penstock.errors import DecodeError, EncodeError
 from penstock.queues.attempts import after_failure, is_exact, limit_of
 from penstock.queues.context import OVER, JobContext, set_current
-from penstock.queues.hand import PASSED_OVER, Counts, Ended
+from penstock.queues.counts import Counts
+from penstock.queues.hand import PASSED_OVER, Ended
 from penstock.queues.isolation import ChildPool, Isolation
 from penstock.queues.items import Item, write_item
 from penstock.queues.letters import build_letter

@@ -14,7 +14,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from penstock import Penstock, QueueFull, RetryPolicy
 from penstock.delivery.retries import DeathReason
 from penstock.queues.context import JobContext
-from penstock.queues.hand import PASSED_OVER, Counts, Ended, Hand
+from penstock.queues.counts import Counts
+from penstock.queues.hand import PASSED_OVER, Ended, Hand
 from penstock.queues.items import write_item
 from penstock.queues.letters import build_letter
 from penstock.queues.reaper import Reaper
