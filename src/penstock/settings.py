@@ -12,57 +12,57 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass, field, is_dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
 from msgspec import Meta
 
 from penstock.errors import SettingError
+from penstock.settings_coordination import (
+    FOREIGN_VARIABLES,
+    CacheSettings,
+    FeedSettings,
+    HourlySettings,
+    LimitSettings,
+    OnceSettings,
+    RunSettings,
+    SlotSettings,
+    WindowSettings,
+)
+from penstock.settings_group import Bytes, Count, Group, Seconds, Share
 from penstock.settings_reading import (
     CONFIG_VARIABLE,
     checked,
-    dotted,
     from_environment,
     from_file,
     groups_of,
-    kinds_of,
     names_of,
     suggestion,
 )
 
 __all__ = [
+    "CacheSettings",
     "CodecSettings",
     "EmbeddedSettings",
+    "FeedSettings",
     "HealthSettings",
+    "HourlySettings",
+    "LimitSettings",
     "LogSettings",
+    "OnceSettings",
     "PoolSettings",
     "QueueSettings",
     "RetrySettings",
+    "RunSettings",
     "Settings",
+    "SlotSettings",
     "TimeoutSettings",
     "TlsSettings",
     "TopicSettings",
+    "WindowSettings",
     "WorkerSettings",
 ]
-
-Count = Annotated[int, Meta(ge=1, le=10_000)]
-Seconds = Annotated[float, Meta(gt=0, le=86_400)]
-Bytes = Annotated[int, Meta(ge=1, le=512 * 1024 * 1024)]
-Share = Annotated[float, Meta(gt=0, le=1)]
-
-
-class Group:
-    """A group of settings that checks itself when it is made."""
-
-    __slots__ = ()
-    section: ClassVar[str] = ""
-
-    def __post_init__(self) -> None:
-        for name, kind in kinds_of(type(self)).items():
-            if not is_dataclass(kind):
-                given = getattr(self, name)
-                object.__setattr__(self, name, checked(dotted(self.section, name), given, kind))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -256,6 +256,14 @@ class Settings(Group):
     worker: WorkerSettings = field(default_factory=WorkerSettings)
     topics: TopicSettings = field(default_factory=TopicSettings)
     queues: QueueSettings = field(default_factory=QueueSettings)
+    once: OnceSettings = field(default_factory=OnceSettings)
+    limits: LimitSettings = field(default_factory=LimitSettings)
+    hourly: HourlySettings = field(default_factory=HourlySettings)
+    windows: WindowSettings = field(default_factory=WindowSettings)
+    runs: RunSettings = field(default_factory=RunSettings)
+    slots: SlotSettings = field(default_factory=SlotSettings)
+    feeds: FeedSettings = field(default_factory=FeedSettings)
+    cache: CacheSettings = field(default_factory=CacheSettings)
     log: LogSettings = field(default_factory=LogSettings)
 
     def __post_init__(self) -> None:
@@ -296,7 +304,7 @@ class Settings(Group):
         """
         environ = os.environ if environ is None else environ
         values = from_file(config or environ.get(CONFIG_VARIABLE))
-        values |= from_environment(environ, cls)
+        values |= from_environment(environ, cls, FOREIGN_VARIABLES)
         values |= {name: value for name, value in (arguments or {}).items() if value is not None}
         known = names_of(cls)
         groups: dict[str, dict[str, Any]] = {}

@@ -58,10 +58,17 @@ def from_file(path: str | Path | None) -> dict[str, object]:
     return values
 
 
-def from_environment(environ: Mapping[str, str], settings: type) -> dict[str, object]:
-    """Values of the variables that begin with our prefix, by dotted names."""
+def from_environment(
+    environ: Mapping[str, str], settings: type, foreign: Mapping[str, str]
+) -> dict[str, object]:
+    """Values of the variables that begin with our prefix, by dotted names.
+
+    `foreign` variables have other names, and count where ours do not say otherwise.
+    """
     by_variable = {variable_of(name): name for name in names_of(settings)}
-    values: dict[str, object] = {}
+    values: dict[str, object] = {
+        name: environ[variable] for variable, name in foreign.items() if variable in environ
+    }
     for variable, value in environ.items():
         if not variable.startswith(ENVIRONMENT_PREFIX) or variable == CONFIG_VARIABLE:
             continue

@@ -42,12 +42,16 @@ area_queues = (
     .map(lambda parts: ":".join([*parts, "queue"]))
 )
 STRATEGIES = {
+    "beside": plain_queues
+    | area_queues
+    | st.builds("{}:{}".format, plain_queues, st.integers(0, 4095)),
     "topic": names.filter(lambda word: word not in RESERVED["topic"]),
     "group": names,
     "epoch": st.integers(0, 2**64),
     "index": st.integers(0, 2**64),
     "chunk": st.integers(0, 2**64),
     "queue": plain_queues | area_queues,
+    "name": names,
     "priority": st.sampled_from(PRIORITIES),
     "hour": st.datetimes().map(lambda when: f"{when.year:04}-{when:%m-%d_%H}"),
 }
@@ -147,7 +151,8 @@ FACTORIES = sorted({family.name.split(".")[0] for family in FAMILIES})
 
 @unhurried
 @pytest.mark.parametrize(
-    "factories", [*((name,) for name in FACTORIES), ("queue", "job"), ("window", "batch")]
+    "factories",
+    [*((name,) for name in FACTORIES), ("queue", "job"), ("window", "batch", "window_index")],
 )
 @given(st.data())
 def test_on_a_cluster_what_a_script_may_span_is_in_one_slot(

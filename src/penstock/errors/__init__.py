@@ -25,6 +25,15 @@ PenstockError
 │   ├── JobFailed             the job whose result was asked for ended without one
 │   ├── ClaimLost             a job has passed to another worker; nothing was written
 │   └── InvalidJob            an argument, option or time that no job can have
+├── CoordinationError         what is coordinated is not as the caller thinks
+│   ├── ReservationLost       another process has taken over what was to be done once
+│   ├── LimitReached          there was no permit in time; nothing was used
+│   ├── SlotsTaken            no slot became free in time
+│   ├── SlotLost              the lease of a slot has ended; another may have it
+│   ├── RunMissing            there is no such run (any more)
+│   ├── RunConflict           the run has another status or version; nothing was written
+│   ├── ReaderTooSlow         a reader of a feed fell behind; it may resume
+│   └── InvalidItem           an item, id or time that no window, feed or run can have
 ├── SendBatchFailed           not every message of a batch is confirmed; `outcomes` has them all
 ├── NotOpen                   used before it was opened, after it was closed, or in a forked child
 └── ServerError               a command did not end confirmed; `outcome` says how it did end
@@ -69,6 +78,17 @@ from penstock.errors.base import (
     SendBatchFailed,
     SettingError,
     StartFailed,
+)
+from penstock.errors.coordination import (
+    CoordinationError,
+    InvalidItem,
+    LimitReached,
+    ReaderTooSlow,
+    ReservationLost,
+    RunConflict,
+    RunMissing,
+    SlotLost,
+    SlotsTaken,
 )
 from penstock.errors.queues import (
     ClaimLost,
@@ -120,6 +140,7 @@ __all__ = [
     "CodecError",
     "CommandRefused",
     "ConfigError",
+    "CoordinationError",
     "DecodeError",
     "DurabilityMissed",
     "DurabilityUnavailable",
@@ -127,12 +148,14 @@ __all__ = [
     "EncodeError",
     "GroupMissing",
     "InflationRefused",
+    "InvalidItem",
     "InvalidJob",
     "InvalidMessage",
     "InvalidName",
     "JobFailed",
     "JobMissing",
     "LeaseLost",
+    "LimitReached",
     "NotOpen",
     "OutOfMemory",
     "Outcome",
@@ -144,13 +167,19 @@ __all__ = [
     "QueueFull",
     "QueueMismatch",
     "ReadOnlyReplica",
+    "ReaderTooSlow",
     "Redirected",
     "Rejected",
+    "ReservationLost",
+    "RunConflict",
+    "RunMissing",
     "ScriptMissing",
     "SendBatchFailed",
     "ServerBusy",
     "ServerError",
     "SettingError",
+    "SlotLost",
+    "SlotsTaken",
     "StartFailed",
     "StillLoading",
     "StorageFailing",

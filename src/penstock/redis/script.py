@@ -7,6 +7,7 @@ and gets the text with the call.
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from hashlib import sha1
@@ -20,7 +21,7 @@ from penstock.redis.wire import Argument, Command, Reply
 if TYPE_CHECKING:
     from penstock.redis.client import Client
 
-__all__ = ["Script", "ScriptCaller", "load_script"]
+__all__ = ["Script", "ScriptCaller", "load_script", "script_of"]
 
 # From this version on a script may say in its first line how it wants to be run.
 _FLAGS_SINCE = 7
@@ -63,7 +64,12 @@ def load_script(name: str) -> Script:
     plain = _INCLUDE.sub(lambda found: _read("parts", found[1]), _read(name))
     flags = _FLAGS.search(plain)
     text = f"#!lua flags={flags[1]}\n{plain}" if flags else plain
-    return Script(name, text, _digest(text), plain, _digest(plain))
+    return script_of(name, text, plain)
+
+
+def script_of(name: str, text: str, plain_text: str) -> Script:
+    """A script of these texts."""
+    return Script(name, text, _digest(text), plain_text, _digest(plain_text))
 
 
 def _read(*path: str) -> str:
@@ -80,6 +86,8 @@ class ScriptCaller:
 
     def __init__(self, client: Client) -> None:
         self._client = client
+        self.load: Callable[[str], Script] = load_script
+        """Finds a script; a test may put others in their place."""
 
     async def run(
         self,
@@ -88,7 +96,7 @@ class ScriptCaller:
         arguments: tuple[Argument, ...],
         role: Role = Role.DEFAULT,
     ) -> Reply:
-        script, version = load_script(name), self._client.server_version
+        script, version = self.load(name), self._client.server_version
         try:
             return await self._client.call(*script.by_digest(version, keys, arguments), role=role)
         except ScriptMissing:

@@ -12,9 +12,14 @@ from penstock.redis.keys.coordination import (
     FeedKeys,
     HourlyLimitKeys,
     LimitKeys,
+    LimitsKeys,
     RunKeys,
+    RunsKeys,
     SlotKeys,
+    SlotsKeys,
+    WindowIndexKeys,
     WindowKeys,
+    WindowsKeys,
 )
 from penstock.redis.keys.names import (
     QUEUE_WORD,
@@ -99,6 +104,10 @@ class Keys:
         """Mark of something that is to happen once: a SHA-256, or a scope and more."""
         return DedupeKeys(self._root, self._tagged(encode_id("key", key)))
 
+    def limits(self) -> LimitsKeys:
+        """Keys of all limits together."""
+        return LimitsKeys(self._root, self._tagged("limits"))
+
     def limit(self, endpoint: str, client: str) -> LimitKeys:
         """Keys of the limit of one client (an IP address) at one endpoint."""
         home = f"{encode_id('endpoint', endpoint)}:{encode_id('client', client)}"
@@ -108,18 +117,40 @@ class Keys:
         """Keys of the limit per clock hour of the harvest."""
         return HourlyLimitKeys(self._root, self._tagged("rate_limit"))
 
-    def window(self, window: str) -> WindowKeys:
-        """Keys of an aggregation window (a camera)."""
-        return WindowKeys(self._root, self._tagged(encode_id("window", window)))
+    def windows(self) -> WindowsKeys:
+        """Keys of all aggregation windows together."""
+        return WindowsKeys(self._root, self._tagged("windows"))
 
-    def batch(self, window: str, batch: str) -> BatchKeys:
+    def window(self, beside: str, window: str) -> WindowKeys:
+        """Keys of an aggregation window (a camera).
+
+        `beside` is what gets its batches: a queue's name, or a topic's and a partition's number.
+        """
+        window = encode_id("window", window)
+        return WindowKeys(self._root, self._beside(beside, window))
+
+    def batch(self, beside: str, batch: str) -> BatchKeys:
         """Keys of one batch of a window. On a single server its id alone names them."""
-        window, batch = encode_id("window", window), encode_id("batch", batch)
-        return BatchKeys(self._root, f"{{{window}}}:{batch}" if self.cluster else batch)
+        return BatchKeys(self._root, self._beside(beside, encode_id("batch", batch)))
+
+    def window_index(self, beside: str, name: str) -> WindowIndexKeys:
+        """Keys of all windows of one name that close into the same queue or partition."""
+        name = check_name("window", name)
+        if self.cluster:
+            return WindowIndexKeys(self._root, self._beside(beside, name))
+        return WindowIndexKeys(self._root, f"{encode_id('target', beside)}:{name}")
+
+    def runs(self) -> RunsKeys:
+        """Keys of all runs together."""
+        return RunsKeys(self._root, self._tagged("runs"))
 
     def run(self, run: str) -> RunKeys:
         """Keys of one run of the harvest, by its id."""
         return RunKeys(self._root, self._tagged(encode_id("run", run)))
+
+    def slots(self) -> SlotsKeys:
+        """Keys of all named concurrency limits together."""
+        return SlotsKeys(self._root, self._tagged("slots"))
 
     def slot(self, slot: str) -> SlotKeys:
         """Keys of a named concurrency limit."""
@@ -137,6 +168,10 @@ class Keys:
     def upload(self, upload: str) -> UploadKeys:
         """Keys of an upload."""
         return UploadKeys(self._root, self._tagged(encode_id("upload", upload)))
+
+    def _beside(self, target: str, home: str) -> str:
+        """Put keys into the slot of a queue or of a topic's partition, where there are slots."""
+        return f"{{{target}}}:{home}" if self.cluster else home
 
     def _tagged(self, home: str) -> str:
         """Wrap what must stay together in braces, where they decide the slot."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from penstock.redis.keys.coordination_contract import COORDINATION
 from penstock.redis.keys.family import Family, RedisType, Ttl
 from penstock.redis.keys.names import QUEUE_WORD
 
@@ -300,61 +301,6 @@ _WORKERS = (
     ),
 )  # fmt: skip
 
-_COORDINATION = (
-    Family(
-        "dedupe.mark", "dedupe:<key>", "dedupe:{<key>}",
-        STRING, ALWAYS, "5 minutes unless told otherwise", "once", OURS,
-    ),
-    Family(
-        "limit.log", "ratelimit:<endpoint>:<client>", "ratelimit:{<endpoint>:<client>}",
-        ZSET, ALWAYS, "the limit's longest window", "limits", OURS,
-    ),
-    Family(
-        "hourly_limit.count",
-        "courtlistener:rate_limit:<hour>", "courtlistener:{rate_limit}:<hour>",
-        STRING, ALWAYS, "2 hours", "limits", OURS,
-    ),
-    Family(
-        "window.current", "batch:<window>:current", "batch:{<window>}:current",
-        STRING, NEVER, "until the batch is closed", "windows", OURS,
-    ),
-    *(
-        Family(
-            f"batch.{field}", f"batch:<batch>:{field}", f"batch:{{<window>}}:<batch>:{field}",
-            redis_type, NEVER, "until the batch is closed", "windows", OURS,
-        )
-        for field, redis_type in (
-            ("camera_id", STRING), ("detections", LIST),
-            ("started_at", STRING), ("last_activity", STRING),
-        )
-    ),
-    Family(
-        "run.pipeline", "courtlistener:pipeline:<run>", "courtlistener:pipeline:{<run>}",
-        HASH, TERMINAL, "25 hours from the final state", "runs", OURS,
-    ),
-    Family(
-        "run.task_start",
-        "courtlistener:task_start:<run>:<task>", "courtlistener:task_start:{<run>}:<task>",
-        STRING, ALWAYS, "25 hours", "runs", OURS,
-    ),
-    Family(
-        "run.failed", "courtlistener:failed:<hour>", "courtlistener:failed:{<run>}:<hour>",
-        LIST, ALWAYS, "2 hours; a view, the failures themselves are kept", "runs", OURS,
-    ),
-    Family(
-        "slot.holders", "penstock:slot:<slot>", "penstock:slot:{<slot>}",
-        ZSET, ALWAYS, "the longest lease in it", "slots", OURS,
-    ),
-    Family(
-        "feed.events", "penstock:feed:<feed>", "penstock:feed:{<feed>}",
-        STREAM, TERMINAL, "capped; a while after its last event, if it has one", "feeds", OURS,
-    ),
-    Family(
-        "cache.value", "cache:<space>:<key>", "cache:{<space>:<key>}",
-        STRING, ALWAYS, "as its writer says", "cache", OURS,
-    ),
-)  # fmt: skip
-
 _UPLOADS = (
     Family(
         "upload.state", "upload:<upload>:state", "upload:{<upload>}:state",
@@ -374,7 +320,7 @@ _UPLOADS = (
     ),
 )  # fmt: skip
 
-FAMILIES: Final[tuple[Family, ...]] = (*_TOPICS, *_QUEUES, *_WORKERS, *_COORDINATION, *_UPLOADS)
+FAMILIES: Final[tuple[Family, ...]] = (*(*_TOPICS, *_QUEUES, *_WORKERS, *COORDINATION, *_UPLOADS),)
 
 
 def _reserved(argument: str) -> frozenset[str]:

@@ -62,12 +62,14 @@ _AREA_PART = f"{_any_but(AREA_WORDS)}{names.NAME}"
 _AREA = f"{_any_but(RESERVED['queue'])}{_AREA_PART}(?::{_AREA_PART})*"
 _ARGUMENTS = {
     "area": _AREA,
+    "beside": r"(?:[A-Za-z0-9_.:-]|%[0-9A-F]{2})+",
     "chunk": names.NUMBER,
     "epoch": names.NUMBER,
     "group": names.NAME,
     "hour": names.HOUR,
     "index": names.NUMBER,
     "lane": f"{_any_but({*PRIORITIES, names.QUEUE_WORD})}{names.ID}",
+    "name": names.NAME,
     "priority": "|".join(PRIORITIES),
     "queue": f"{_AREA}:{names.QUEUE_WORD}|{_any_but(RESERVED['queue'])}{names.NAME}",
     "topic": f"{_any_but(RESERVED['topic'])}{names.NAME}",

@@ -1,0 +1,1 @@
+"""Primitives by which processes agree: once, limits, windows, runs, slots, feeds, cache."""
