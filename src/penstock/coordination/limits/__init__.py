@@ -1,0 +1,1 @@
+"""Rate limits: several windows at once, one call each."""

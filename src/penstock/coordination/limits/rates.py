@@ -1,0 +1,90 @@
+"""`5/min`, `50/hour`: how many in how long."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Final
+
+from penstock.errors import SettingError
+
+__all__ = ["MOST", "Rate", "parse_rate", "parse_rates"]
+
+MOST: Final = 1_000_000_000
+"""Largest limit and cost."""
+_LONGEST_MS: Final = 366 * 86_400_000
+_MOST_RATES: Final = 8
+
+_UNITS_MS: Final = {
+    "ms": 1,
+    "s": 1_000, "sec": 1_000, "second": 1_000,
+    "m": 60_000, "min": 60_000, "minute": 60_000,
+    "h": 3_600_000, "hour": 3_600_000,
+    "d": 86_400_000, "day": 86_400_000,
+    "w": 604_800_000, "week": 604_800_000,
+}  # fmt: skip
+_read = re.compile(r"\s*([0-9][0-9_]*)\s*(?:/|per)\s*([0-9]*\.?[0-9]*)\s*([a-z]+?)s?\s*").fullmatch
+_EXPECTED: Final = "like '5/min', '50/hour', '125/day' or '100/10s'"
+
+
+@dataclass(frozen=True, slots=True)
+class Rate:
+    """At most `limit` in any `period_ms`."""
+
+    limit: int
+    period_ms: int
+
+    def __post_init__(self) -> None:
+        if type(self.limit) is not int or not 1 <= self.limit <= MOST:
+            raise SettingError("limit", self.limit, f"a whole number from 1 to {MOST}")
+        if type(self.period_ms) is not int or not 10 <= self.period_ms <= _LONGEST_MS:
+            raise SettingError("limit", f"{self.period_ms} ms", "a period from 10 ms to a year")
+
+    @property
+    def period_s(self) -> float:
+        return self.period_ms / 1000
+
+    def __str__(self) -> str:
+        for name in ("week", "day", "hour", "min", "s"):
+            if self.period_ms == _UNITS_MS[name]:
+                return f"{self.limit}/{name}"
+        if self.period_ms % 1000 == 0:
+            return f"{self.limit}/{self.period_ms // 1000}s"
+        return f"{self.limit}/{self.period_ms}ms"
+
+
+def parse_rate(text: str | Rate | tuple[int, float | timedelta]) -> Rate:
+    """Read `5/min`, `100/10s`, or a number and a period in seconds; SettingError otherwise."""
+    if isinstance(text, Rate):
+        return text
+    if isinstance(text, tuple):
+        limit, period = text
+        seconds = period.total_seconds() if isinstance(period, timedelta) else period
+        return Rate(limit, round(seconds * 1000))
+    found = _read(text) if isinstance(text, str) else None  # pyright: ignore[reportUnnecessaryIsInstance]
+    if not found:
+        raise SettingError("limit", text, _EXPECTED)
+    limit, count, unit = found.groups()
+    unit_ms = _UNITS_MS.get(unit) or _UNITS_MS.get(f"{unit}s")
+    if unit_ms is None:
+        raise SettingError("limit", text, _EXPECTED)
+    try:
+        period_ms = round(float(count or 1) * unit_ms)
+    except ValueError:
+        raise SettingError("limit", text, _EXPECTED) from None
+    return Rate(int(limit), period_ms)
+
+
+def parse_rates(
+    texts: str | Rate | Sequence[str | Rate | tuple[int, float | timedelta]],
+) -> tuple[Rate, ...]:
+    """Read one or several rates, the shortest period first; each period once."""
+    given = (texts,) if isinstance(texts, str | Rate) else tuple(texts)
+    rates = sorted(map(parse_rate, given), key=lambda rate: rate.period_ms)
+    if not 1 <= len(rates) <= _MOST_RATES:
+        raise SettingError("limit", len(rates), f"1 to {_MOST_RATES} windows")
+    if len({rate.period_ms for rate in rates}) < len(rates):
+        raise SettingError("limit", ", ".join(map(str, rates)), "each period once")
+    return tuple(rates)
