@@ -61,7 +61,7 @@ class Script:
 @cache
 def load_script(name: str) -> Script:
     """Read `lua/<name>.lua`; for its lines `-- Include: <part>` stand the files in `lua/parts`."""
-    plain = _INCLUDE.sub(lambda found: _read("parts", found[1]), _read(name))
+    plain = _with_parts(_read(name))
     flags = _FLAGS.search(plain)
     text = f"#!lua flags={flags[1]}\n{plain}" if flags else plain
     return script_of(name, text, plain)
@@ -70,6 +70,10 @@ def load_script(name: str) -> Script:
 def script_of(name: str, text: str, plain_text: str) -> Script:
     """A script of these texts."""
     return Script(name, text, _digest(text), plain_text, _digest(plain_text))
+
+
+def _with_parts(text: str) -> str:
+    return _INCLUDE.sub(lambda found: _with_parts(_read("parts", found[1])), text)
 
 
 def _read(*path: str) -> str:
