@@ -6,6 +6,7 @@ body together.
 
 from __future__ import annotations
 
+from penstock.redis.hourly_scripts import HourlyScripts
 from penstock.redis.queue_admin_scripts import QueueAdminScripts
 from penstock.redis.queue_scripts import QueueScripts
 from penstock.redis.schedule_scripts import ScheduleScripts
@@ -18,6 +19,12 @@ __all__ = ["Script", "Scripts", "load_script"]
 
 
 class Scripts(
-    WorkerScripts, TopicScripts, TopicAdminScripts, QueueScripts, QueueAdminScripts, ScheduleScripts
+    WorkerScripts,
+    TopicScripts,
+    TopicAdminScripts,
+    QueueScripts,
+    QueueAdminScripts,
+    ScheduleScripts,
+    HourlyScripts,
 ):
     """Every script as a call. Keys come from `redis/keys.py`; times are the server's."""
