@@ -6,13 +6,19 @@ body together.
 
 from __future__ import annotations
 
+from penstock.redis.cache_scripts import CacheScripts
 from penstock.redis.hourly_scripts import HourlyScripts
+from penstock.redis.limit_scripts import LimitScripts
+from penstock.redis.once_scripts import OnceScripts
 from penstock.redis.queue_admin_scripts import QueueAdminScripts
 from penstock.redis.queue_scripts import QueueScripts
+from penstock.redis.run_scripts import RunScripts
 from penstock.redis.schedule_scripts import ScheduleScripts
 from penstock.redis.script import Script, load_script
+from penstock.redis.slot_scripts import SlotScripts
 from penstock.redis.topic_admin_scripts import TopicAdminScripts
 from penstock.redis.topic_scripts import TopicScripts
+from penstock.redis.window_scripts import WindowScripts
 from penstock.redis.worker_scripts import WorkerScripts
 
 __all__ = ["Script", "Scripts", "load_script"]
@@ -26,5 +32,11 @@ class Scripts(
     QueueAdminScripts,
     ScheduleScripts,
     HourlyScripts,
+    LimitScripts,
+    OnceScripts,
+    CacheScripts,
+    SlotScripts,
+    RunScripts,
+    WindowScripts,
 ):
     """Every script as a call. Keys come from `redis/keys.py`; times are the server's."""

@@ -39,6 +39,8 @@ class Answer:
     rates: tuple[Rate, ...] = ()
     told: Sequence[Any] = ()
     """What is left of each rate and ms until its reset, in turn."""
+    permit: tuple[bytes, int] | None = None
+    """By which the server knows what was granted, and the ms it logged for it."""
 
     def __bool__(self) -> bool:
         return self.allowed

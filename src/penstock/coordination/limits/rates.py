@@ -14,6 +14,7 @@ __all__ = ["MOST", "Rate", "parse_rate", "parse_rates"]
 
 MOST: Final = 1_000_000_000
 """Largest limit and cost."""
+_SHORTEST_MS: Final = 10
 _LONGEST_MS: Final = 366 * 86_400_000
 _MOST_RATES: Final = 8
 
@@ -25,7 +26,7 @@ _UNITS_MS: Final = {
     "d": 86_400_000, "day": 86_400_000,
     "w": 604_800_000, "week": 604_800_000,
 }  # fmt: skip
-_read = re.compile(r"\s*([0-9][0-9_]*)\s*(?:/|per)\s*([0-9]*\.?[0-9]*)\s*([a-z]+?)s?\s*").fullmatch
+_read = re.compile(r"\s*([0-9][0-9_]*)\s*(?:/|per)\s*([0-9]*\.?[0-9]*)\s*([a-z]+)\s*").fullmatch
 _EXPECTED: Final = "like '5/min', '50/hour', '125/day' or '100/10s'"
 
 
@@ -39,7 +40,7 @@ class Rate:
     def __post_init__(self) -> None:
         if type(self.limit) is not int or not 1 <= self.limit <= MOST:
             raise SettingError("limit", self.limit, f"a whole number from 1 to {MOST}")
-        if type(self.period_ms) is not int or not 10 <= self.period_ms <= _LONGEST_MS:
+        if type(self.period_ms) is not int or not _SHORTEST_MS <= self.period_ms <= _LONGEST_MS:
             raise SettingError("limit", f"{self.period_ms} ms", "a period from 10 ms to a year")
 
     @property
@@ -67,7 +68,7 @@ def parse_rate(text: str | Rate | tuple[int, float | timedelta]) -> Rate:
     if not found:
         raise SettingError("limit", text, _EXPECTED)
     limit, count, unit = found.groups()
-    unit_ms = _UNITS_MS.get(unit) or _UNITS_MS.get(f"{unit}s")
+    unit_ms = _UNITS_MS.get(unit) or _UNITS_MS.get(unit.removesuffix("s"))
     if unit_ms is None:
         raise SettingError("limit", text, _EXPECTED)
     try:

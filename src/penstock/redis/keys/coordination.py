@@ -62,7 +62,7 @@ class LimitKeys(FamilyKeys):
 
     @property
     def state(self) -> str:
-        """HASH: sums, buckets, the penalty and what the provider said."""
+        """STRING: sums, buckets, the penalty and what the provider said, as MessagePack."""
         return f"{self.root}penstock:limit:{self.home}"
 
     @property

@@ -34,12 +34,12 @@ _LIMITS = (
     ),
     Family(
         "limit.log", "ratelimit:<endpoint>:<client>", "ratelimit:{<endpoint>:<client>}",
-        ZSET, ALWAYS, "the limit's longest window", "limits", OURS,
+        ZSET, ALWAYS, "twice the limit's longest window", "limits", OURS,
     ),
     Family(
         "limit.state",
         "penstock:limit:<endpoint>:<client>", "penstock:limit:{<endpoint>:<client>}",
-        HASH, ALWAYS, "the limit's longest window, or its penalty", "limits", OURS,
+        STRING, ALWAYS, "twice the limit's longest window, or its penalty", "limits", OURS,
     ),
     Family(
         "limit.waiting",

@@ -1,0 +1,134 @@
+"""Permits taken in advance: many calls for one question to the server, and never one too many."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import TYPE_CHECKING, Final
+
+from penstock.coordination.limits.answer import Answer
+from penstock.errors import ServerError
+from penstock.redis.wire import Argument
+
+if TYPE_CHECKING:
+    from penstock.coordination.limits.limit import Limit
+
+__all__ = ["LeasedPermits"]
+
+# Permits in advance count from the end of their time. More of a period than this would be lost.
+_PART_OF_PERIOD: Final = 0.02
+
+
+class _Held:
+    """Permits in hand for one key."""
+
+    __slots__ = ("answer", "door", "left", "size", "timer", "until")
+
+    def __init__(self) -> None:
+        self.answer: Answer | None = None
+        self.size = self.left = 0
+        self.until = 0.0
+        self.door = asyncio.Lock()
+        self.timer: asyncio.TimerHandle | None = None
+
+
+class LeasedPermits:
+    """Holds up to `size` permits of a limit for each key, and gives back what is not used.
+
+    The server counts them as used at the end of their time, so that a call at any moment before is
+    inside what it has counted. Permits that come back, or are used up, count as of then.
+    """
+
+    def __init__(self, limit: Limit, size: int) -> None:
+        self._limit, self._size = limit, size
+        self._held: dict[str, _Held] = {}
+        self._returning: set[asyncio.Task[None]] = set()
+        self._settings = limit.client.settings.limits
+
+    def take(self, key: str, cost: int) -> Answer | None:
+        """Use permits in hand; None if there are not enough."""
+        held = self._held.get(key)
+        if held is None or held.left < cost or cost < 1 or time.monotonic() >= held.until:
+            return None
+        held.left -= cost
+        answer = held.answer
+        return answer if cost == 1 and answer is not None else Answer(allowed=True, granted=cost)
+
+    async def refill(self, key: str, cost: int, priority: int) -> Answer:
+        """Ask the server for more, one caller at a time, and use some of them."""
+        held = self._held.setdefault(key, _Held())
+        async with held.door:
+            if (answer := self.take(key, cost)) is not None:
+                return answer
+            if cost > self._size:
+                return await self._limit.ask(key, cost, priority=priority)
+            asked_at, back = time.monotonic(), self._used_up(held)
+            hold_s = self._hold_s()
+            answer = await self._limit.ask(
+                key,
+                self._size,
+                fewest=cost,
+                share=self._settings.lease_share,
+                hold_ms=round(hold_s * 1000),
+                priority=priority,
+                given_back=back,
+            )
+            if not answer.allowed or answer.permit is None:
+                return answer
+            told = Answer(
+                allowed=True, granted=1, rates=answer.rates, told=answer.told, permit=answer.permit
+            )
+            held.answer, held.until = told, asked_at + hold_s
+            held.size, held.left = answer.granted, answer.granted - cost
+            self._watch(key, held)
+            return told if cost == 1 else Answer(allowed=True, granted=cost)
+
+    def drop(self, key: str) -> None:
+        """Use nothing of what is in hand any more; it stays counted until its time ends."""
+        held = self._held.get(key)
+        if held is not None:
+            held.left = 0
+
+    async def close(self) -> None:
+        """Give everything back."""
+        for key, held in self._held.items():
+            await self._return(key, held)
+        await asyncio.gather(*self._returning)
+
+    def _hold_s(self) -> float:
+        shortest_s = self._limit.setting.rates[0].period_s
+        return min(self._settings.lease_s, shortest_s * _PART_OF_PERIOD)
+
+    def _used_up(self, held: _Held) -> tuple[Argument, ...]:
+        """What is told of the permits held so far, which nobody uses from here on."""
+        answer, left, held.answer = held.answer, held.left, None
+        held.left = 0
+        if answer is None or answer.permit is None:
+            return ("", 0, 0, 0)
+        permit, logged_ms = answer.permit
+        return (permit, held.size, held.size - left, logged_ms)
+
+    def _watch(self, key: str, held: _Held) -> None:
+        """See to it that what is not used in time goes back."""
+        if held.timer is not None:
+            held.timer.cancel()
+        loop = asyncio.get_running_loop()
+        held.timer = loop.call_later(
+            max(0.0, held.until - time.monotonic()), self._return_later, key, held
+        )
+
+    def _return_later(self, key: str, held: _Held) -> None:
+        task = asyncio.create_task(self._return(key, held), name=f"permits of {key}")
+        self._returning.add(task)
+        task.add_done_callback(self._returning.discard)
+
+    async def _return(self, key: str, held: _Held) -> None:
+        if held.timer is not None:
+            held.timer.cancel()
+        async with held.door:
+            permits = self._used_up(held)
+            if permits[0]:
+                try:
+                    await self._limit.settle(key, permits, as_of_now=True)
+                except ServerError:
+                    return  # they stay counted as used: less is admitted, never more

@@ -1,0 +1,114 @@
+"""How a limit is set: what its code says, or what somebody has edited since."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final, Literal, cast
+
+import msgspec
+
+from penstock.coordination.limits.rates import Rate, parse_rates
+from penstock.errors import DecodeError, SettingError
+from penstock.redis.wire import Argument
+
+__all__ = ["ALGORITHMS", "Algorithm", "LimitSetting", "StoredSetting"]
+
+Algorithm = Literal["exact", "compact", "gcra"]
+ALGORITHMS: Final[tuple[Algorithm, ...]] = ("exact", "compact", "gcra")
+_BURST_PART: Final = 10
+
+
+class StoredSetting(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A limit's entry in the registry."""
+
+    windows: tuple[str, ...]
+    algorithm: str = "exact"
+    burst: int | None = None
+    buffer: float = 0
+    edited: bool = False
+    """Whether somebody has set it so: code that says otherwise does not change it."""
+
+
+@dataclass(frozen=True, slots=True)
+class LimitSetting:
+    """What a limit admits.
+
+    - `rates`: what the other side allows.
+    - `buffer`: how much of that is never used: a number, or a part below 1.
+    - `burst`: of the algorithm gcra, how many may come at once; a tenth, if not said.
+    """
+
+    rates: tuple[Rate, ...]
+    algorithm: Algorithm = "exact"
+    burst: int | None = None
+    buffer: float = 0
+    edited: bool = False
+
+    def __post_init__(self) -> None:
+        if self.algorithm not in ALGORITHMS:
+            raise SettingError("limit.algorithm", self.algorithm, "'exact', 'compact' or 'gcra'")
+        smallest = min(rate.limit for rate in self.rates)
+        if self.burst is not None and not (
+            type(self.burst) is int and 1 <= self.burst <= smallest and self.algorithm == "gcra"
+        ):
+            expected = f"a whole number from 1 to the smallest limit ({smallest}), for gcra alone"
+            raise SettingError("limit.burst", self.burst, expected)
+        is_number = isinstance(self.buffer, int | float) and not isinstance(self.buffer, bool)  # pyright: ignore[reportUnnecessaryIsInstance]
+        if not is_number or not 0 <= self.buffer < smallest:
+            expected = f"from 0 to less than the smallest limit ({smallest}), or a part below 1"
+            raise SettingError("limit.buffer", self.buffer, expected)
+
+    @property
+    def used_rates(self) -> tuple[Rate, ...]:
+        """The rates without the buffer: what is given out."""
+        if not self.buffer:
+            return self.rates
+        return tuple(Rate(self._without_buffer(rate.limit), rate.period_ms) for rate in self.rates)
+
+    def arguments(self, buckets: int) -> tuple[Argument, ...]:
+        """As the scripts take it."""
+        told: list[Argument] = [buckets]
+        for rate in self.used_rates:
+            burst = min(self.burst or max(1, rate.limit // _BURST_PART), rate.limit)
+            told += (rate.limit, rate.period_ms, burst)
+        return tuple(told)
+
+    def stored(self) -> bytes:
+        """As it stands in the registry."""
+        return msgspec.json.encode(
+            StoredSetting(
+                windows=tuple(map(str, self.rates)),
+                algorithm=self.algorithm,
+                burst=self.burst,
+                buffer=self.buffer,
+                edited=self.edited,
+            )
+        )
+
+    @classmethod
+    def read(cls, stored: bytes) -> LimitSetting:
+        """Read an entry of the registry; DecodeError for what is none."""
+        try:
+            told = msgspec.json.decode(stored, type=StoredSetting)
+            algorithm = cast("Algorithm", told.algorithm)
+            rates = parse_rates(told.windows)
+            return cls(rates, algorithm, told.burst, told.buffer, told.edited)
+        except (msgspec.MsgspecError, SettingError) as error:
+            raise DecodeError(f"a limit that cannot be read: {error}", stored) from None
+
+    def _without_buffer(self, limit: int) -> int:
+        kept = math.ceil(limit * self.buffer) if self.buffer < 1 else int(self.buffer)
+        return max(1, limit - kept)
+
+
+def setting_of(
+    windows: str | Rate | Sequence[str | Rate | tuple[int, float]],
+    *,
+    algorithm: Algorithm = "exact",
+    burst: int | None = None,
+    buffer: float = 0,
+) -> LimitSetting:
+    """Check what a caller says."""
+    return LimitSetting(parse_rates(windows), algorithm, burst, buffer)

@@ -1,0 +1,93 @@
+-- acquire_limit: take permits, if every window of the limit has room for them.
+--
+-- KEYS[1]  ZSET    log of admitted calls, of the exact algorithm
+-- KEYS[2]  STRING  the limit's state
+-- KEYS[3]  ZSET    tickets of callers that wait
+-- KEYS[4]  HASH    what they want
+-- ARGV[1]  str     'exact', 'compact' or 'gcra'
+-- ARGV[2]  int     permits wanted; 0 to look only
+-- ARGV[3]  int     fewest permits that do
+-- ARGV[4]  num     largest part of what is left, 1 for all
+-- ARGV[5]  int     ms for which they may be used; 0 for at once
+-- ARGV[6]  str     ticket with which to wait if there are none, '' for a caller that does not
+-- ARGV[7]  int     priority
+-- ARGV[8]  int     ms after which the ticket of a silent caller is void
+-- ARGV[9]  str     id of permits taken before that are given back, '' for none
+-- ARGV[10] int     how many those were
+-- ARGV[11] int     how many of them were used
+-- ARGV[12] int     the server's ms that was logged for them
+-- ARGV[13..] int   buckets of a window, then for each window its limit, its ms and its burst
+--
+-- Returns  list  permits granted; ms to wait, -1 if there will never be enough; the server's ms that
+--                was logged; id; why not: 0 '', 1 the limit, 2 others wait, 3 a penalty; how many
+--                wait before; then for each window what is left and ms until it is all free
+
+-- Include: time
+local algorithm, first = ARGV[1], 13
+-- Include: limitstate
+local wanted, fewest, hold = tonumber(ARGV[2]), tonumber(ARGV[3]), tonumber(ARGV[5])
+local ticket, priority = ARGV[6], tonumber(ARGV[7])
+if ARGV[9] ~= '' then
+  algo.change(ARGV[9], tonumber(ARGV[10]), tonumber(ARGV[11]), tonumber(ARGV[12]), now)
+end
+
+local before, ahead = 0, 0
+-- Include: limitline
+if state.l == 1 then
+  local own = ticket ~= '' and redis.call('ZSCORE', KEYS[3], ticket)
+  before, ahead = wanted_before(tonumber(own or -priority * PRIORITY_STEP + PRIORITY_STEP))
+  if not own and ahead == 0 and redis.call('EXISTS', KEYS[3]) == 0 then state.l = 0 end
+end
+
+local room, least_limit = math.huge, math.huge  -- room for us: what is left behind those before
+for _, window in ipairs(windows) do
+  window.left = left_in(window)
+  if window.left - before < room then room = window.left - before end
+  if window.limit < least_limit then least_limit = window.limit end
+end
+local grant, wait, reason = 0, 0, 0
+if state.u > now then
+  wait, reason = state.u - now, 3
+elseif wanted > 0 and room >= fewest then
+  grant = math.min(wanted, room, math.max(fewest, math.floor(room * ARGV[4])))
+elseif wanted > 0 then
+  reason = room + before >= fewest and 2 or 1
+end
+
+local at = now + hold
+if grant > 0 then
+  state.s = state.s + 1
+  algo.take(grant, at)
+  if at > state.n then state.n = at end
+  if ticket ~= '' then leave_line(ticket) end
+elseif wanted > 0 then
+  if fewest > least_limit then
+    wait = -1
+  else
+    for _, window in ipairs(windows) do
+      local need = fewest + before - window.left
+      if need > 0 then
+        local until_free = math.huge
+        if need <= window.extra then until_free = window.extra_until - now end
+        local log_wait = algo.wait(window, need)
+        if window.extra > 0 and window.extra_until - now < log_wait then
+          -- What the provider counted leaves earlier: less of our own has to.
+          local rest = need - window.extra
+          log_wait = math.max(window.extra_until - now, rest > 0 and algo.wait(window, rest) or 0)
+        end
+        wait = math.max(wait, math.min(until_free, log_wait))
+      end
+    end
+    if wait < 1 then wait = 1 end
+  end
+  if ticket ~= '' and wait >= 0 then stand_in_line(ticket, priority, fewest, tonumber(ARGV[8])) end
+end
+if not (is_new and wanted == 0) then save(hold) end
+
+local reply = {grant, math.ceil(wait), at, string.format('%.0f', state.s), reason, ahead}
+for _, window in ipairs(windows) do
+  reply[#reply + 1] = math.floor(left_in(window))
+  reply[#reply + 1] = math.ceil(math.max(algo.reset(window), window.extra > 0
+    and window.extra_until - now or 0))
+end
+return reply

@@ -1,0 +1,92 @@
+  -- Every admitted call with its weight is in a log; what is in a window is summed up as calls
+  -- come and leave. `edge`: what is logged up to there is not in the window any more.
+  local function weight_of(member)
+    return tonumber(string.match(member, '%*(%d+)$') or 1)
+  end
+
+  local function sum(from, to)
+    local total = 0
+    for _, member in ipairs(redis.call('ZRANGEBYSCORE', KEYS[1], from, to)) do
+      total = total + weight_of(member)
+    end
+    return total
+  end
+
+  if set_back then
+    -- These were logged by a clock that ran ahead: count them as of now.
+    for _, member in ipairs(redis.call('ZRANGEBYSCORE', KEYS[1], '(' .. now, '+inf')) do
+      redis.call('ZADD', KEYS[1], now, member)
+    end
+    state.n = now
+  end
+
+  function algo.begin(window)
+    window.edge = now - window.ms
+    window.used = sum('(' .. window.edge, '+inf')
+  end
+
+  function algo.advance(window)
+    local edge = now - window.ms
+    if edge <= window.edge or window.used == 0 then
+      if edge > window.edge then window.edge = edge end
+      return
+    end
+    local gone = sum('(' .. window.edge, edge)
+    window.edge = edge
+    if gone > 0 then
+      window.used = window.used - gone
+      if window.ms == longest then redis.call('ZREMRANGEBYSCORE', KEYS[1], '-inf', edge) end
+    end
+  end
+
+  function algo.room(window)
+    return window.limit - window.used
+  end
+
+  function algo.reset(window)
+    return window.used > 0 and state.n + window.ms - now or 0
+  end
+
+  function algo.take(count, at)
+    local member = string.format(count == 1 and '%.0f' or '%.0f*%.0f', state.s, count)
+    redis.call('ZADD', KEYS[1], at, member)
+    for _, window in ipairs(windows) do window.used = window.used + count end
+    if state.x < at + longest then
+      state.x = at + 2 * longest
+      redis.call('PEXPIREAT', KEYS[1], state.x + 1000)
+    end
+  end
+
+  -- The ms until `need` more have left a window.
+  function algo.wait(window, need)
+    local place, leaves = 0, now
+    while need > 0 do
+      local some = redis.call('ZRANGEBYSCORE', KEYS[1], '(' .. window.edge, '+inf', 'WITHSCORES',
+        'LIMIT', place, 100)
+      if not some[1] then return window.ms end
+      for index = 1, #some, 2 do
+        need = need - weight_of(some[index])
+        leaves = tonumber(some[index + 1]) + window.ms
+        if need <= 0 then break end
+      end
+      place = place + 100
+    end
+    return leaves - now
+  end
+
+  -- Lets call `id` of `old` weigh `new`, as of `at` if that is earlier.
+  function algo.change(id, old, new, logged_at, at)
+    local member = old == 1 and id or id .. '*' .. old
+    local score = redis.call('ZSCORE', KEYS[1], member)
+    if not score then return 0 end
+    redis.call('ZREM', KEYS[1], member)
+    score = tonumber(score)
+    for _, window in ipairs(windows) do
+      if score > window.edge then window.used = window.used - old + new end
+    end
+    if at and at < score then score = at end
+    if new > 0 then
+      redis.call('ZADD', KEYS[1], score, new == 1 and id or id .. '*' .. new)
+    end
+    return old - new
+  end

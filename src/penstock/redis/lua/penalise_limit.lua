@@ -1,0 +1,20 @@
+-- penalise_limit: let nobody through for a while.
+--
+-- KEYS[1]  ZSET    log of admitted calls, of the exact algorithm
+-- KEYS[2]  STRING  the limit's state
+-- ARGV[1]  str     'exact', 'compact' or 'gcra'
+-- ARGV[2]  int     ms from now; a longer penalty that is there stays; 0 lifts it
+-- ARGV[3..] int   buckets of a window, then for each window its limit, its ms and its burst
+--
+-- Returns  int  ms until it ends
+--
+-- Publishes on a channel named as the state: those who have permits in advance drop them.
+
+-- Include: time
+local algorithm, first = ARGV[1], 3
+-- Include: limitstate
+local ms = tonumber(ARGV[2])
+state.u = ms > 0 and math.max(state.u, now + ms) or 0
+save(0)
+redis.call('PUBLISH', KEYS[2], 'penalty')
+return math.max(0, state.u - now)

@@ -1,0 +1,26 @@
+-- reconcile_limit: count what a provider has counted and we have not.
+--
+-- KEYS[1]  ZSET    log of admitted calls, of the exact algorithm
+-- KEYS[2]  STRING  the limit's state
+-- ARGV[1]  str     'exact', 'compact' or 'gcra'
+-- ARGV[2]  str     for each window what the provider has counted and ms until it forgets that, as
+--                  a JSON list of pairs; -1 where it does not say
+-- ARGV[3..] int   buckets of a window, then for each window its limit, its ms and its burst
+--
+-- Returns  list  for each window, what is counted besides our own
+
+-- Include: time
+local algorithm, first = ARGV[1], 3
+-- Include: limitstate
+local told, reply = cjson.decode(ARGV[2]), {}
+for place, window in ipairs(windows) do
+  local used, reset = told[place][1], told[place][2]
+  if used >= 0 then
+    local own = math.max(0, window.limit - algo.room(window))
+    window.extra = math.max(0, used - own)
+    window.extra_until = window.extra > 0 and now + (reset >= 0 and reset or window.ms) or 0
+  end
+  reply[place] = window.extra
+end
+save(0)
+return reply
