@@ -72,6 +72,9 @@ async def submit(
         item=job(id_, meta),
         wait=wait,
         unique_ms=DAY_MS if unique else 0,
+        unique_by=keys.unique(unique or "none"),
+        unique_says="",
+        remember_ms=0,
         keep_ms=DAY_MS,
         fields=[part for item in {"task": "mail.send", **fields}.items() for part in item],
     )

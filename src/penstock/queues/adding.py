@@ -29,7 +29,7 @@ from penstock.redis.wire import Argument
 if TYPE_CHECKING:
     from penstock.queues.queue import Queue
 
-__all__ = ["Added", "Adder", "Target"]
+__all__ = ["Added", "Adder", "Target", "UniqueMark"]
 
 quiet = RateLimitedLog(logging.getLogger(__name__))
 
@@ -64,6 +64,20 @@ class Added:
     moved: int = 0
     dropped: int = 0
     id: str = ""
+    says: bytes = b""
+    """What a taken `UniqueMark` says."""
+
+
+@dataclass(frozen=True, slots=True)
+class UniqueMark:
+    """A unique key of somebody else's, which says something other than the job's id."""
+
+    key: str
+    by: str
+    """Key beside it: `submit_job` remembers there who has just set it."""
+    says: bytes
+    """As `submit_job` wants to have it, with a token."""
+    remember_ms: int
 
 
 class Adder:
@@ -162,17 +176,22 @@ class Adder:
         options: SendOptions,
         target: Target,
         fields: Sequence[Argument] = (),
+        mark: UniqueMark | None = None,
     ) -> Added:
-        """Add one job by `submit_job`; QueueFull if there is no room."""
+        """Add one job by `submit_job`; QueueFull if there is no room.
+
+        `mark` is used instead of the queue's own key for `options.unique`.
+        """
         side = await self._queue.declared()
         wait = options.wait()
         keys, name = self._keys, self._keys.record_name(job_id)
+        unique = keys.unique(options.unique or job_id) if mark is None else mark.key
 
         async def once(policy: str) -> list[Any]:
             return await self._client.scripts.submit_job(
                 keys=keys,
                 record=keys.record(job_id),
-                unique=keys.unique(options.unique or job_id),
+                unique=unique,
                 lane=target.lane,
                 queue=keys.queue,
                 side=side,
@@ -184,6 +203,9 @@ class Adder:
                 item=item,
                 wait="" if wait is None else wait,
                 unique_ms=options.unique_ms(self._unique_ms),
+                unique_by=unique if mark is None else mark.by,
+                unique_says=b"" if mark is None else mark.says,
+                remember_ms=0 if mark is None else mark.remember_ms,
                 keep_ms=self._keep_ms,
                 fields=fields,
             )
@@ -202,7 +224,8 @@ class Adder:
         if answer[6:] and answer[6]:
             await self._note_losses(answer[6])
         holder = decode_id(answer[4].decode())
-        return Added(answer[0] != _TAKEN, answer[1], answer[2], answer[3], holder)
+        says = answer[7] if answer[7:] else b""
+        return Added(answer[0] != _TAKEN, answer[1], answer[2], answer[3], holder, says)
 
     async def submit_many(self, submissions: Sequence[Callable[[], Any]]) -> list[Added]:
         """Run submissions side by side, in their order; SendBatchFailed if not all end well."""

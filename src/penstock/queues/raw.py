@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, cast
 import msgspec
 
 from penstock.errors import InvalidJob
-from penstock.queues.adding import Added, Target
+from penstock.queues.adding import Added, Target, UniqueMark
 from penstock.queues.items import Item, new_id, read_item, write_item
 from penstock.queues.options import SendOptions
 from penstock.queues.records import first_fields
@@ -78,14 +78,15 @@ class RawJobs:
         fields = self._fields(item, job_id, options) if tracked else ()
         return RawJob(self._queue.adder.check_size(stored), options, job_id, fields)
 
-    async def submit(self, job: RawJob, target: Target) -> Added:
-        """Add one that a plain push cannot."""
+    async def submit(self, job: RawJob, target: Target, mark: UniqueMark | None = None) -> Added:
+        """Add one that a plain push cannot; as `Adder.submit`."""
         return await self._queue.adder.submit(
             job_id=job.id,
             item=job.item,
             options=job.options,
             target=target,
             fields=job.fields,
+            mark=mark,
         )
 
     def _fields(self, item: Item, job_id: str, options: SendOptions) -> list[Argument]:

@@ -64,19 +64,23 @@ class QueueScripts(ScriptCaller):
         item: Argument,
         wait: str | int,
         unique_ms: int,
+        unique_by: str,
+        unique_says: Argument,
+        remember_ms: int,
         keep_ms: int,
         fields: Sequence[Argument],
     ) -> list[Reply]:
-        """Add one job: 1, 0 or 2, length, moved, dropped, id, ms until due, compressed ones."""
+        """Add one job: 1, 0 or 2, length, moved, dropped, id, ms until due, packed, said."""
         return await self.run(
             "submit_job",
             (
                 *(keys.waiting, keys.state, keys.counters, keys.overflow, keys.ring, keys.parked),
-                *(keys.delayed, keys.delayed_bodies, record, unique),
+                *(keys.delayed, keys.delayed_bodies, record, unique, unique_by),
             ),
             (
                 *(lane, queue, side, policy, max_size, max_bytes, max_overflow, job_id, item),
-                *(wait, unique_ms, keys.records, keys.indexes, keep_ms, keys.uniques, *fields),
+                *(wait, unique_ms, keys.records, keys.indexes, keep_ms, keys.uniques),
+                *(unique_says, remember_ms, *fields),
             ),
         )
 

@@ -10,6 +10,7 @@
 -- KEYS[8]  HASH    jobs not yet due
 -- KEYS[9]  HASH    the job's record
 -- KEYS[10] STRING  the unique key
+-- KEYS[11] STRING  who has just set it, if it says something of its own; else the same key
 -- ARGV[1]  str     lane, '' for the plain list
 -- ARGV[2]  str     the queue's name
 -- ARGV[3]  str     'right' or 'left'
@@ -26,20 +27,35 @@
 -- ARGV[13] str     beginning of the names of the indexes by state
 -- ARGV[14] int     ms for which a final record is kept
 -- ARGV[15] str     beginning of the names of unique keys
--- ARGV[16..] str   names and values of the record; none for a job without one
+-- ARGV[16] str     '' if the unique key is to say the job's id; else `=` or, to set it even if it is
+--                  taken, `!`; a token of 32 characters, by which a repeat is known; what it says
+-- ARGV[17] int     ms for which a repeat is known by its token
+-- ARGV[18..] str   names and values of the record; none for a job without one
 --
 -- Returns  list  1 added, 0 the list is full, 2 the unique key or the id is taken; length of the
---                list; jobs moved aside; jobs dropped; id of the job that is there now; ms until due;
---                those moved or dropped that are compressed, see `note_losses`
+--                list; jobs moved aside; jobs dropped; id of the job that is there now, '' if not
+--                known; ms until due; those moved or dropped that are compressed, see
+--                `note_losses`; what a taken unique key says, if that is not the id
 
 -- Include: time
 -- Include: records
 -- Include: lanes
-local lane, id, index, has_record = ARGV[1], ARGV[8], ARGV[13], #ARGV >= 16
+local lane, id, index, has_record = ARGV[1], ARGV[8], ARGV[13], #ARGV >= 18
+local token
 local list, most = list_of(KEYS[1], lane), tonumber(ARGV[5])
 if ARGV[11] ~= '0' then
   local holder = redis.call('GET', KEYS[10])
-  if holder then return {2, redis.call('LLEN', list), 0, 0, holder, 0} end
+  if ARGV[16] == '' then
+    if holder then return {2, redis.call('LLEN', list), 0, 0, holder, 0} end
+  else
+    token = '!' .. string.sub(ARGV[16], 2, 33)
+    if redis.call('GET', KEYS[11]) == token then
+      return {2, redis.call('LLEN', list), 0, 0, id, 0, {}, holder or ''}
+    end
+    if holder and string.sub(ARGV[16], 1, 1) == '=' then
+      return {2, redis.call('LLEN', list), 0, 0, '', 0, {}, holder}
+    end
+  end
 end
 if has_record and redis.call('EXISTS', KEYS[9]) == 1 then
   return {2, redis.call('LLEN', list), 0, 0, id, 0}
@@ -78,11 +94,16 @@ if has_record then
   local state = wait >= 0 and 'submitted' or 'queued'
   redis.call('ZADD', index .. state, now, id)
   redis.call('HSET', KEYS[9], 'job_id', id, 'status', state, 'submitted_at', iso(now),
-    unpack(ARGV, 16))
+    unpack(ARGV, 18))
 end
 -- Also for a job that waits: it counts when it is due.
 if ARGV[6] ~= '0' then redis.call('HINCRBY', KEYS[2], 'bytes', 0) end
-if ARGV[11] ~= '0' then redis.call('SET', KEYS[10], id, 'PX', ARGV[11]) end
+if token then
+  redis.call('SET', KEYS[10], string.sub(ARGV[16], 34), 'PX', ARGV[11])
+  redis.call('SET', KEYS[11], token, 'PX', ARGV[17])
+elseif ARGV[11] ~= '0' then
+  redis.call('SET', KEYS[10], id, 'PX', ARGV[11])
+end
 if wait >= 0 then
   redis.call('ZADD', KEYS[7], now + wait, id)
   redis.call('HSET', KEYS[8], id, 'b' .. lane .. '\n' .. ARGV[9])

@@ -1,0 +1,37 @@
+"""The scripts of cached values."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from penstock.redis.node import Role
+from penstock.redis.script import ScriptCaller
+from penstock.redis.wire import Argument
+
+__all__ = ["CacheScripts"]
+
+
+class CacheScripts(ScriptCaller):
+    """Scripts of the cache, as calls. Who makes a value is named by a token, its flight."""
+
+    async def take_flight(
+        self, *, value: str, flight: str, token: str, flight_ms: int, anew: bool
+    ) -> list[bytes | int]:
+        """Read a value or be its maker: 2 and the value, 1 to make it, 0 if another is at it."""
+        arguments = (token, flight_ms, int(anew))
+        return await self.run("take_flight", (value, flight), arguments, Role.CACHE)
+
+    async def renew_flight(self, *, flight: str, token: str, flight_ms: int) -> bool:
+        """Let others wait so long for the value; False if it is not ours to make any more."""
+        return bool(await self.run("renew_flight", (flight,), (token, flight_ms), Role.CACHE))
+
+    async def land_flight(
+        self, *, value: str, flight: str, token: str, data: Argument, ttl_ms: int
+    ) -> bool:
+        """Store what was made; False if it was not ours to make any more."""
+        arguments = (token, data, ttl_ms)
+        return bool(await self.run("land_flight", (value, flight), arguments, Role.CACHE))
+
+    async def add_sorted(self, *, sorted_set: str, ttl_ms: int, pairs: Sequence[Argument]) -> int:
+        """Add scores and members to a set that lasts so long; how many are new."""
+        return await self.run("add_sorted", (sorted_set,), (ttl_ms, *pairs), Role.CACHE)

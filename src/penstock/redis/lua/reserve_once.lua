@@ -1,0 +1,20 @@
+-- reserve_once: be the one who does what is to happen once, if nobody has done it or is at it.
+--
+-- KEYS[1]  STRING  the mark
+-- KEYS[2]  STRING  who is at work on it; behind a `!`, who has done it a moment ago
+-- ARGV[1]  str     token of this reservation; the same again is the same reservation
+-- ARGV[2]  str     what the mark says
+-- ARGV[3]  int     ms for which the reservation holds
+--
+-- Returns  list  1 reserved, 0 done or reserved by another; what the mark says
+
+local holder = redis.call('GET', KEYS[2])
+if holder ~= ARGV[1] then
+  local value = redis.call('GET', KEYS[1])
+  if value then return {0, value} end
+  -- Somebody deleted the mark, but the work goes on.
+  if holder and string.sub(holder, 1, 1) ~= '!' then return {0, ''} end
+end
+redis.call('SET', KEYS[1], ARGV[2], 'PX', ARGV[3])
+redis.call('SET', KEYS[2], ARGV[1], 'PX', ARGV[3])
+return {1, ARGV[2]}
