@@ -1,0 +1,155 @@
+"""Calls with httpx that keep to a limit.
+
+    limit = app.limit("courtlistener", ["5/min", "50/hour", "125/day"])
+    async with httpx.AsyncClient(transport=LimitedTransport(limit)) as client:
+        await client.get("https://www.courtlistener.com/api/rest/v4/dockets/")
+
+Every attempt is counted before it is made, in every process that uses the limit. What the provider
+answers holds for all of them at once.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections.abc import Awaitable, Callable
+from http import HTTPStatus
+from typing import Final
+
+from penstock.coordination.limits.answer import Usage
+from penstock.coordination.limits.headers import read_retry_after, read_usages
+from penstock.coordination.limits.limit import EVERYONE, Limit
+from penstock.errors import ServerError, SettingError
+
+try:
+    import httpx
+except ImportError as missing:
+    raise ImportError(
+        "penstock.interfaces.httpx needs httpx: pip install 'penstock[httpx]'"
+    ) from missing
+
+__all__ = ["LimitedTransport"]
+
+logger = logging.getLogger(__name__)
+
+# What may have been done although the answer says that it could not be is not asked for again.
+_REPEATABLE: Final = frozenset({"GET", "HEAD", "OPTIONS", "PUT", "DELETE", "TRACE"})
+
+
+class LimitedTransport(httpx.AsyncBaseTransport):
+    """A transport that waits for a permit before each attempt, and obeys what the provider says.
+
+    - `limit`: an `app.limit(…)`.
+    - `wrapped`: what sends; httpx's own transport if not given.
+    - `cost`: of a request, a number or a function of the request.
+    - `key`: what the limit counts apart, such as an account; a text or a function of the request.
+    - `retries`: how often a request is repeated that was refused with a time to come back.
+    - `timeout_s`: longest wait for permits, all attempts of a request together. `LimitReached` if
+      it is not enough; None waits for as long as it takes.
+    - `learn`: take over from `RateLimit` and `X-RateLimit-*` headers what the provider has counted.
+
+    A 429, or a 503 with `Retry-After`, stops everybody who uses the limit for that long, and then
+    the request is repeated. A 429 that does not say how long may mean that the account is blocked:
+    everybody stops for `limits.blocked_s`, and the response is handed back. So is one whose request
+    cannot be sent again: a body that is read only once, or a 503 to a `POST`.
+    """
+
+    def __init__(
+        self,
+        limit: Limit,
+        wrapped: httpx.AsyncBaseTransport | None = None,
+        *,
+        cost: int | Callable[[httpx.Request], int] = 1,
+        key: str | Callable[[httpx.Request], str] = EVERYONE,
+        retries: int = 3,
+        timeout_s: float | None = None,
+        learn: bool = True,
+    ) -> None:
+        if type(retries) is not int or retries < 0:
+            raise SettingError("retries", retries, "a whole number from 0 on")
+        self._limit = limit
+        self._wrapped = httpx.AsyncHTTPTransport() if wrapped is None else wrapped
+        self._cost, self._key = cost, key
+        self._retries, self._timeout_s, self._learn = retries, timeout_s, learn
+
+    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        """Send a request, as often as it takes within `retries`."""
+        cost = self._cost(request) if callable(self._cost) else self._cost
+        key = self._key(request) if callable(self._key) else self._key
+        deadline = math.inf if self._timeout_s is None else time.monotonic() + self._timeout_s
+        retries = self._retries
+        while True:
+            left_s = max(0.0, deadline - time.monotonic())
+            timeout = left_s if math.isfinite(left_s) else None
+            await self._limit.acquire(cost, timeout=timeout, key=key)
+            response = await self._wrapped.handle_async_request(request)
+            try:
+                again_s = await self._heed(response, key)
+            except BaseException:
+                await response.aclose()
+                raise
+            if (
+                not retries
+                or again_s is None
+                or time.monotonic() + again_s > deadline
+                or not _may_repeat(request, response)
+            ):
+                return response
+            retries -= 1
+            await response.aclose()
+
+    async def aclose(self) -> None:
+        """Close what sends. The limit stays."""
+        await self._wrapped.aclose()
+
+    async def _heed(self, response: httpx.Response, key: str) -> float | None:
+        """Let all processes know what a response says; seconds until it makes sense to repeat."""
+        usages = read_usages(response.headers, self._limit.setting.rates)
+        if self._learn and usages and not await _told(self._limit.reconcile(usages, key=key)):
+            return None
+        wait_s = _asked_wait_s(response, usages)
+        if wait_s is None:
+            if response.status_code == HTTPStatus.TOO_MANY_REQUESTS:
+                blocked_s = self._limit.client.settings.limits.blocked_s
+                logger.warning(
+                    "refused without a time to come back, as blocked accounts are; "
+                    "limit %r stops for %g s",
+                    self._limit.name,
+                    blocked_s,
+                )
+                await _told(self._limit.penalise(blocked_s, key=key))
+            return None
+        if wait_s and not await _told(self._limit.penalise(wait_s, key=key)):
+            return None
+        return wait_s
+
+
+def _asked_wait_s(response: httpx.Response, usages: list[Usage]) -> float | None:
+    """How long a refusal asks to wait; None if it does not, or if the response is none."""
+    status = response.status_code
+    if status not in {HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE}:
+        return None
+    wait_s = read_retry_after(response.headers)
+    if wait_s is None and status == HTTPStatus.TOO_MANY_REQUESTS:
+        resets = [usage.reset_s for usage in usages if usage.remaining == 0 and usage.reset_s]
+        wait_s = max(resets, default=None)
+    return wait_s
+
+
+def _may_repeat(request: httpx.Request, response: httpx.Response) -> bool:
+    # Other streams are read as they are sent, and cannot be read again.
+    if not isinstance(request.stream, httpx.ByteStream):
+        return False
+    refused = response.status_code == HTTPStatus.TOO_MANY_REQUESTS
+    return refused or request.method in _REPEATABLE
+
+
+async def _told(telling: Awaitable[object]) -> bool:
+    """Whether the server took note: a response that came is not lost over it."""
+    try:
+        await telling
+    except ServerError as error:
+        logger.warning("what a provider said of its limit could not be shared: %s", error)
+        return False
+    return True
