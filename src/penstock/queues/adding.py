@@ -114,7 +114,7 @@ class Adder:
         if answer[0] == 0:
             raise self._full(answer[1], target)
         if answer[4]:
-            await self._note_losses(answer[4])
+            await self.note_losses(answer[4])
         return answer
 
     async def add_many(
@@ -163,7 +163,7 @@ class Adder:
         if answer[0] == 0:
             return self._full(answer[1], target)
         if answer[4]:
-            await self._note_losses(answer[4])
+            await self.note_losses(answer[4])
         return answer
 
     # ---- jobs with a record, a unique key or a time
@@ -222,7 +222,7 @@ class Adder:
         if answer[0] == 0:
             raise self._full(answer[1], target)
         if answer[6:] and answer[6]:
-            await self._note_losses(answer[6])
+            await self.note_losses(answer[6])
         holder = decode_id(answer[4].decode())
         says = answer[7] if answer[7:] else b""
         return Added(answer[0] != _TAKEN, answer[1], answer[2], answer[3], holder, says)
@@ -270,7 +270,7 @@ class Adder:
                 answer[0] = 1
             return answer
 
-    async def _note_losses(self, packed: Sequence[bytes]) -> None:
+    async def note_losses(self, packed: Sequence[bytes]) -> None:
         """See to jobs that were dropped or moved aside, where the script could not read them."""
         told: list[Argument] = []
         for item in (read_item(data, self._queue.codec) for data in packed):

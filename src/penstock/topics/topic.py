@@ -140,6 +140,11 @@ class Topic:
         return [Consumer(self, handler, told) for handler, told in self.subscriptions]
 
     @property
+    def partitioner(self) -> Partitioner:
+        """What places messages by their keys."""
+        return self._partitioner
+
+    @property
     def dead_letters(self) -> DeadLetters:
         """What handlers could not deal with: look at it, mend it, send it again."""
         return DeadLetters(self.client, self.codec, self.name, self._partitioner)
