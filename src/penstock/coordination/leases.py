@@ -22,6 +22,8 @@ MOST_AT_ONCE = 64
 # A lease is renewed early by up to this part of its rhythm, together with one that is due: so a
 # thousand leases wake the task ten times in a period, not a thousand times.
 _EARLY = 0.1
+# The server counts in whole ms and by another clock: ours runs out a little before.
+_OURS = 0.99
 
 
 class Lease:
@@ -38,9 +40,9 @@ class Lease:
         began: float,
     ) -> None:
         self._end, self._on_loss, self.renew = end, on_loss, renew
-        self._every_s, self._ttl_s, self._failures = every_s, ttl_s, 0
+        self._every_s, self._ttl_s, self._failures = every_s, ttl_s * _OURS, 0
         self._lost = False
-        self.due, self.until = began + every_s, began + ttl_s
+        self.due, self.until = began + every_s, began + self._ttl_s
         self.renewal: asyncio.Task[None] | None = None
 
     @property
@@ -63,7 +65,8 @@ class Lease:
 
     def renewed(self, asked: float) -> None:
         """Count from the moment at which the renewal was asked for: the server's count is later."""
-        self.due, self.until, self._failures = asked + self._every_s, asked + self._ttl_s, 0
+        self.due, self._failures = asked + self._every_s, 0
+        self.until = max(self.until, asked + self._ttl_s)
 
     def postpone(self) -> None:
         """Try again soon: a renewal failed."""

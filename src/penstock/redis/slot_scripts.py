@@ -1,0 +1,48 @@
+"""The scripts of named concurrency limits."""
+
+from __future__ import annotations
+
+from penstock.redis.keys.coordination import SlotKeys
+from penstock.redis.script import ScriptCaller
+from penstock.redis.wire import Reply
+
+__all__ = ["SlotScripts"]
+
+
+class SlotScripts(ScriptCaller):
+    """Scripts of slots, as calls. A holder is `<fence>:<token>`."""
+
+    async def take_slot(
+        self,
+        *,
+        keys: SlotKeys,
+        token: str,
+        limit: int,
+        lease_ms: int,
+        ticket_ms: int,
+        again: bool,
+        keep_ms: int,
+    ) -> list[int]:
+        """Take a slot or stand in line: 1 and the fence, or 0, how many are before, and ms."""
+        return await self.run(
+            "take_slot",
+            (keys.holders, keys.waiting, keys.tickets, keys.state),
+            (token, limit, lease_ms, ticket_ms, int(again), keep_ms),
+        )
+
+    async def renew_slot(self, *, holders: str, holder: str, lease_ms: int) -> bool:
+        """Hold a slot for longer; False if its lease has ended."""
+        return bool(await self.run("renew_slot", (holders,), (holder, lease_ms)))
+
+    async def release_slot(self, *, keys: SlotKeys, holder: str, token: str) -> bool:
+        """Give back a slot ('' where it is unknown) or a place in line; False if none was held."""
+        places = (keys.holders, keys.waiting, keys.tickets)
+        return bool(await self.run("release_slot", places, (holder, token)))
+
+    async def look_at_slots(self, *, holders: str, tickets: str) -> list[Reply]:
+        """Tell how many wait, then each holder and the end of its lease."""
+        return await self.run("look_at_slots", (holders, tickets), ())
+
+    async def note_slots(self, *, registry: str, name: str, declared: bytes) -> bytes:
+        """Tell how a name is set: as an operator did, else as declared, which is noted then."""
+        return await self.run("note_slots", (registry,), (name, declared))
