@@ -1,0 +1,1 @@
+"""Windows: items gathered by key into batches, each of which becomes one job or message."""

@@ -1,0 +1,264 @@
+"""A window in the hands of a program."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import time
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import asynccontextmanager
+from datetime import timedelta
+from functools import partial
+from typing import Any, Final, Self
+
+from penstock.coordination.repeating import until_known
+from penstock.coordination.windows.batches import Added, OpenBatch
+from penstock.coordination.windows.items import Items
+from penstock.coordination.windows.looking import batch_of, open_batches
+from penstock.coordination.windows.options import WindowOptions
+from penstock.coordination.windows.records import Registration, WindowRecord
+from penstock.coordination.windows.targets import Place, target_of
+from penstock.errors import SettingError
+from penstock.queues.queue import Queue
+from penstock.redis.client import Client
+from penstock.redis.codec import Codec
+from penstock.redis.keys.names import check_name
+from penstock.topics.topic import Topic
+
+__all__ = ["Window"]
+
+CLOSED_AT_ONCE: Final = 20
+"""Batches that one script closes at most; others wait while it runs."""
+_FIRST_LOOK_S, _LONGEST_LOOK_S = 0.005, 0.1
+_ADDED, _REPEATED, _FAST = 1, 2, 3
+
+
+class Window:
+    """Gathers items by key; each batch becomes one job of a queue or one message of a topic.
+
+        batches = app.window("batch", to=app.queue("analysis_queue"), max_age=90, idle=30)
+        added = await batches.add("front_door", 17, id="detection-17")
+
+    A batch is closed, by whichever process comes first,
+
+    - `max_age` seconds after its first item, or `idle` seconds after its latest;
+    - with its `max_items`-th item, or before the item that would take it above `max_bytes`;
+    - by `close`.
+
+    Closing takes the batch away and queues it in one step, so it is neither lost nor doubled, and
+    an item is in exactly one batch. While a queue that rejects is full, batches stay open. Nothing
+    expires: after an outage of any length they are closed as soon as a worker looks.
+
+    `name` is the window's in the whole system. The one called "batch" has the keys and field names
+    of the security pipeline; others call theirs `key` and `items`, or `key_field` and
+    `items_field`.
+    """
+
+    def __init__(
+        self,
+        client: Client,
+        codec: Codec,
+        name: str,
+        *,
+        to: Queue | Topic,
+        max_age: float | timedelta | None = None,
+        idle: float | timedelta | None = None,
+        max_items: int | None = None,
+        max_bytes: int | None = None,
+        key_field: str | None = None,
+        items_field: str | None = None,
+    ) -> None:
+        self.client, self.codec = client, codec
+        self.name, self.to = name, to
+        self.options = WindowOptions.of(
+            name,
+            client.settings.windows,
+            max_age=max_age,
+            idle=idle,
+            max_items=max_items,
+            max_bytes=max_bytes,
+            key_field=key_field,
+            items_field=items_field,
+        )
+        self.target = target_of(to, self.options)
+        self.items = Items(self.options, client.settings.codec)
+        self._remember_ms = int(client.settings.windows.remember_s * 1000)
+        self._registration = Registration(client, self._record())
+
+    @classmethod
+    def registered(cls, client: Client, codec: Codec, record: WindowRecord) -> Self:
+        """Return a window that some process has used, as it is set there."""
+        return cls(
+            client,
+            codec,
+            record.name,
+            to=record.open_target(client, codec),
+            max_age=record.max_age_ms / 1000,
+            idle=record.idle_ms / 1000,
+            max_items=record.max_items,
+            max_bytes=record.max_bytes,
+            key_field=record.key_field,
+            items_field=record.items_field,
+        )
+
+    def __repr__(self) -> str:
+        return f"Window({self.name!r}, to={self.to!r})"
+
+    # ---- adding
+
+    async def add(
+        self,
+        key: str,
+        item: Any,
+        *,
+        id: str | None = None,  # noqa: A002  it is what the caller means
+        fast: bool = False,
+    ) -> Added:
+        """Add an item, which may be any JSON, to the open batch of `key`. One round trip.
+
+        - `id`: an item of the same id and key is not added again within `windows.remember_s`, also
+          if its batch was closed meanwhile. With it, an add whose answer got lost is repeated by
+          itself; without, `OutcomeUnknown` is raised.
+        - `fast`: the item goes to the high lane of the queue at once, as a batch of its own; if
+          that is full, into the open batch. See `falling_back`.
+
+        QueueFull, and nothing is stored, if the batch is full and its queue is, too. InvalidItem
+        before anything is sent.
+        """
+        window, stored_key = self.items.window(key)
+        data, item_id = self.items.item(item), self.items.item_id(id)
+        if fast and not self.target.takes_fast:
+            raise SettingError("fast", fast, "a window that closes into a queue")
+        if self._registration.is_due:
+            await self._registration.renew()
+        place = await self.target.place_for(key)
+        call = partial(
+            self.client.scripts.add_to_window,
+            keys=place.script,
+            current=place.current(window),
+            seen=place.seen(window),
+            max_items=self.options.max_items,
+            max_bytes=self.options.max_bytes,
+            remember_ms=self._remember_ms,
+            window=window,
+            key=stored_key,
+            item=data,
+            item_id=item_id,
+            batch_id=new_batch_id(),
+            fast_id=f"fast_path_{id or secrets.token_hex(8)}" if fast else "",
+        )
+        answer = await (until_known(call) if item_id else call())
+        if answer[0] == 0 and self.target.patience_s:
+            answer = await self._insist(call, repeats=bool(item_id))
+        status, batch, size, closed, length, packed = answer
+        if status <= 0:
+            raise self.target.refusal(status, length)
+        if packed:
+            await self.target.note_losses(packed)
+        return Added(
+            batch.decode(),
+            size,
+            closed.decode() or None,
+            is_new=status != _REPEATED,
+            fast=status == _FAST,
+        )
+
+    async def _insist(self, call: Any, *, repeats: bool) -> list[Any]:
+        """Try until there is room or the queue's patience is over."""
+        deadline, pause_s = time.monotonic() + self.target.patience_s, _FIRST_LOOK_S
+        while True:
+            await asyncio.sleep(max(0.0, min(pause_s, deadline - time.monotonic())))
+            pause_s = min(pause_s * 2, _LONGEST_LOOK_S)
+            answer = await (until_known(call) if repeats else call())
+            if answer[0] != 0 or time.monotonic() >= deadline:
+                return answer
+
+    @asynccontextmanager
+    async def falling_back(self, job: Mapping[str, Any]) -> AsyncGenerator[None]:
+        """Put what a fast job brought into the open batch if the block fails.
+
+            @analysis.handler
+            async def analyse(job: dict) -> None:
+                async with batches.falling_back(job):
+                    await ask_model(job["detection_ids"])
+
+        The failure of a fast job ends there: its item comes again with its batch. That of any other
+        job passes through.
+        """
+        try:
+            yield
+        except Exception:
+            if job.get("fast_path") is not True:
+                raise
+            key, items = job[self.options.key_field], job[self.options.items_field]
+            for number, item in enumerate(items):
+                await self.add(key, item, id=f"{job['batch_id']}#{number}"[-256:])
+
+    # ---- closing
+
+    async def close(self, key: str, reason: str = "asked") -> str | None:
+        """Close the open batch of `key` now: its id, or None if there is none.
+
+        `reason` is what the batch tells; a name. QueueFull if there is no room for it.
+        """
+        check_name("reason", reason)
+        window, _ = self.items.window(key)
+        place = await self.target.place_for(key)
+        status, _, length, closed, packed = await self.close_at(place, reason, window)
+        if packed:
+            await self.target.note_losses(packed)
+        if status <= 0:
+            raise self.target.refusal(status, length)
+        return closed[0].decode() if closed else None
+
+    async def close_at(self, place: Place, reason: str = "", *windows: str) -> list[Any]:
+        """Run `close_windows` at one place: for what is due, if no windows are named."""
+        return await self.client.scripts.close_windows(
+            keys=place.script,
+            pointers=place.pointers,
+            prefix=self.items.prefix,
+            most=CLOSED_AT_ONCE,
+            reason=reason,
+            windows=windows,
+        )
+
+    # ---- looking
+
+    async def batch(self, key: str) -> OpenBatch | None:
+        """The open batch of a key. Two round trips."""
+        window, _ = self.items.window(key)
+        return await batch_of(self.client, await self.target.place_for(key), window, key)
+
+    async def open_batches(self, limit: int = 100) -> list[OpenBatch]:
+        """Open batches, those that are due first in front. Three round trips."""
+        return await open_batches(self.client, await self.target.places(), self.items.key, limit)
+
+    async def register(self) -> None:
+        """Let every worker know of this window. `add` does so by itself."""
+        if self._registration.is_due:
+            await self._registration.renew()
+
+    @property
+    def record(self) -> WindowRecord:
+        """How it is set, as it is stored."""
+        return self._registration.record
+
+    def _record(self) -> WindowRecord:
+        options, target = self.options, self.target
+        record = WindowRecord(
+            name=options.name,
+            kind=target.kind,
+            target=target.name,
+            max_age_ms=options.max_age_ms,
+            idle_ms=options.idle_ms,
+            max_items=options.max_items,
+            max_bytes=options.max_bytes,
+            key_field=options.key_field,
+            items_field=options.items_field,
+        )
+        return target.completed(record)
+
+
+def new_batch_id() -> str:
+    """An id that no other batch has."""
+    return f"batch-{secrets.token_hex(8)}"

@@ -1,0 +1,156 @@
+-- add_to_window: add an item to the open batch of a window; close and open batches as need be.
+--
+-- KEYS[1]  ZSET    windows with an open batch, by the time it is due
+-- KEYS[2]  STREAM  events
+-- KEYS[3]  HASH    the number of the latest event, and counts
+-- KEYS[4]  LIST    the queue's plain list, or the STREAM of a partition
+-- KEYS[5]  HASH    the queue's state
+-- KEYS[6]  HASH    the queue's counters
+-- KEYS[7]  LIST    the queue's overflow
+-- KEYS[8]  LIST    the queue's ring of fair lanes
+-- KEYS[9]  ZSET    the queue's parked lanes
+-- KEYS[10] STRING  id of the window's open batch
+-- KEYS[11] ZSET    ids of items by the time they were added, in µs
+-- ARGV[1]  str   beginning of the names of the keys of batches
+-- ARGV[2]  str   'queue' or 'topic', of which the keys of the queue may be any
+-- ARGV[3]  str   the queue's name
+-- ARGV[4]  str   policy for a full queue: 'block' leaves the batch open
+-- ARGV[5]  int   most jobs in the list, 0 for any number
+-- ARGV[6]  int   most bytes in the queue's lists, 0 for any number
+-- ARGV[7]  int   most jobs in the overflow
+-- ARGV[8]  str   beginning of the names of the queue's records
+-- ARGV[9]  str   beginning of the names of the queue's indexes by state
+-- ARGV[10] str   beginning of the names of the queue's unique keys
+-- ARGV[11] str   JSON name of the key's field
+-- ARGV[12] str   JSON name of the items' field
+-- ARGV[13] int   ms from the first item on after which a batch is due
+-- ARGV[14] int   ms from the latest item on after which a batch is due
+-- ARGV[15] int   about so many events are kept
+-- ARGV[16] int   ms for which a final record of the queue is kept
+-- ARGV[17] int   most items in a batch
+-- ARGV[18] int   most bytes of items in a batch
+-- ARGV[19] int   ms for which the repeat of an id is recognised
+-- ARGV[20] str   the window as it stands in keys
+-- ARGV[21] str   the user's key
+-- ARGV[22] str   the item, JSON
+-- ARGV[23] str   its id, '' for none
+-- ARGV[24] str   id of a new batch
+-- ARGV[25] str   id of the item's own batch if it is to go to the high lane at once, else ''
+--
+-- Returns  list  1 added, 2 it had been added, 3 it went to the high lane, 0 the queue is full and
+--                nothing was stored, -1 there is no such partition; id of the batch, '' if it is
+--                closed; its items; id of a batch that was closed, or ''; length of the queue;
+--                jobs that had to go for it and are compressed, see `note_losses`
+
+-- Include: time
+-- Include: batches
+local pointer, window, key, item, id = KEYS[10], ARGV[20], ARGV[21], ARGV[22], ARGV[23]
+local micros = time[1] * 1000000 + time[2]
+if ARGV[2] == 'topic' and redis.call('EXISTS', KEYS[4]) == 0 then return {-1, '', 0, '', 0, {}} end
+local batch = redis.call('GET', pointer)
+local size, bytes, started, last, started_micros = 0, 0, now, now, micros
+if batch then
+  local base = ARGV[1] .. batch
+  size = redis.call('LLEN', base .. ':detections')
+  if size > 0 then
+    local told = redis.call('MGET', base .. ':started_at', base .. ':last_activity', base .. ':bytes')
+    started, started_micros = ms_of(told[1])
+    if not started or started > now then
+      -- Somebody took its time away, or set the clock back: it begins anew, and no item is lost.
+      started, started_micros = now, micros
+    end
+    last = ms_of(told[2]) or started
+    bytes = tonumber(told[3]) or 0
+  end
+end
+
+if id ~= '' then
+  local since = tonumber(redis.call('ZSCORE', KEYS[11], id) or 0)
+  if since > micros - ARGV[19] * 1000 then
+    -- It is in the open batch if that is not younger.
+    if size > 0 and since >= started_micros then return {2, batch, size, '', 0, {}} end
+    return {2, '', 0, '', 0, {}}
+  end
+end
+
+local function remember()
+  if id == '' then return end
+  local old = redis.call('ZRANGEBYSCORE', KEYS[11], '-inf',
+    text_of(micros - ARGV[19] * 1000), 'LIMIT', 0, 20)
+  redis.call('ZADD', KEYS[11], text_of(micros), id)
+  if old[1] then redis.call('ZREM', KEYS[11], unpack(old)) end
+  redis.call('PEXPIRE', KEYS[11], ARGV[19])
+end
+
+if ARGV[25] ~= '' then
+  local list, most, most_bytes = KEYS[4] .. ':high', tonumber(ARGV[5]), tonumber(ARGV[6])
+-- Include: records
+-- Include: lanes
+  local at, ms = iso(now), text_of(now)
+  local job = '{"batch_id":' .. cjson.encode(ARGV[25]) .. ',' .. ARGV[11] .. ':'
+    .. cjson.encode(key) .. ',' .. ARGV[12] .. ':[' .. item .. '],"started_at":"' .. at
+    .. '","ended_at":"' .. at .. '","last_activity":"' .. at .. '","started_ms":' .. ms
+    .. ',"ended_ms":' .. ms .. ',"count":1,"reason":"fast_path","fast_path":true}'
+  local length = redis.call('LLEN', list)
+  local used = redis.call('HGET', KEYS[5], 'bytes') or 0
+  -- For want of room it goes into the batch: no other job has to go for it.
+  if (most == 0 or length < most) and (most_bytes == 0 or used + #job <= most_bytes) then
+    redis.call('HINCRBY', KEYS[6], 'added', 1)
+    redis.call('HSETNX', KEYS[5], 'lanes', 1)
+    if most_bytes > 0 then redis.call('HINCRBY', KEYS[5], 'bytes', 0) end
+    remember()
+    local side = redis.call('HGET', KEYS[5], 'side') or 'right'
+    put(KEYS[4], KEYS[8], KEYS[9], KEYS[5], side, 'high', job, false)
+    redis.call('HINCRBY', KEYS[3], 'fast', 1)
+    tell('fast', ARGV[25], key, ',"count":1')
+    return {3, ARGV[25], 1, '', length + 1, {}}
+  end
+end
+
+local closed, length, packed = '', 0, {}
+local most, most_bytes, weight = tonumber(ARGV[17]), tonumber(ARGV[18]), #item + 1
+if size > 0 then
+  local over = size >= most and 'max_size' or bytes + weight > most_bytes and 'max_bytes'
+  -- A batch that nobody has closed in time takes no more: its limits are kept all the same.
+  local reason = why_due(started, last) or over
+  if reason then
+    local done, gone
+    done, length, gone = close_batch(pointer, window, key, batch, reason)
+    if done == 1 then
+      closed, packed, size = batch, gone, 0
+    elseif over then
+      return {done, '', size, '', length, {}}
+    end
+  end
+end
+
+local at = time[1] .. '.' .. string.format('%06d', time[2])
+if size == 0 then
+  batch, started, bytes = ARGV[24], now, 0
+  local base = ARGV[1] .. batch
+  redis.call('MSET', pointer, batch, base .. ':camera_id', key, base .. ':started_at', at,
+    base .. ':last_activity', at, base .. ':bytes', weight)
+else
+  local base = ARGV[1] .. batch
+  redis.call('MSET', base .. ':last_activity', at, base .. ':bytes', bytes + weight)
+  if started_micros == micros then
+    redis.call('MSET', base .. ':camera_id', key, base .. ':started_at', at)
+  end
+end
+remember()
+local count = redis.call('RPUSH', ARGV[1] .. batch .. ':detections', item)
+local due = math.min(started + ARGV[13], now + ARGV[14])
+redis.call('ZADD', KEYS[1], text_of(due), window)
+if count == 1 or math.floor(last / 1000) ~= math.floor(now / 1000) then
+  tell(count == 1 and 'open' or 'update', batch, key, ',"count":' .. count .. ',"started_ms":'
+    .. text_of(started) .. ',"due_ms":' .. text_of(due))
+end
+if count >= most then
+  local done, gone
+  done, length, gone = close_batch(pointer, window, key, batch, 'max_size')
+  if done == 1 then
+    for _, one in ipairs(gone) do packed[#packed + 1] = one end
+    return {1, batch, count, batch, length, packed}
+  end
+end
+return {1, batch, count, closed, length, packed}

@@ -1,0 +1,84 @@
+-- close_windows: close the open batches of some windows, or those that are due.
+-- Flags: allow-oom
+--
+-- KEYS[1]  ZSET    windows with an open batch, by the time it is due
+-- KEYS[2]  STREAM  events
+-- KEYS[3]  HASH    the number of the latest event, and counts
+-- KEYS[4]  LIST    the queue's plain list, or the STREAM of a partition
+-- KEYS[5]  HASH    the queue's state
+-- KEYS[6]  HASH    the queue's counters
+-- KEYS[7]  LIST    the queue's overflow
+-- KEYS[8]  LIST    the queue's ring of fair lanes
+-- KEYS[9]  ZSET    the queue's parked lanes
+-- ARGV[1]  str   beginning of the names of the keys of batches
+-- ARGV[2]  str   'queue' or 'topic', of which the keys of the queue may be any
+-- ARGV[3]  str   the queue's name
+-- ARGV[4]  str   policy for a full queue: 'block' leaves the batch open
+-- ARGV[5]  int   most jobs in the list, 0 for any number
+-- ARGV[6]  int   most bytes in the queue's lists, 0 for any number
+-- ARGV[7]  int   most jobs in the overflow
+-- ARGV[8]  str   beginning of the names of the queue's records
+-- ARGV[9]  str   beginning of the names of the queue's indexes by state
+-- ARGV[10] str   beginning of the names of the queue's unique keys
+-- ARGV[11] str   JSON name of the key's field
+-- ARGV[12] str   JSON name of the items' field
+-- ARGV[13] int   ms from the first item on after which a batch is due
+-- ARGV[14] int   ms from the latest item on after which a batch is due
+-- ARGV[15] int   about so many events are kept
+-- ARGV[16] int   ms for which a final record of the queue is kept
+-- ARGV[17] str   beginning of the names of the keys of windows
+-- ARGV[18] str   what windows begin with before the user's key
+-- ARGV[19] int   most batches to close
+-- ARGV[20] str   why they are closed; '' for those that are due
+-- ARGV[21..] str windows, as they stand in keys
+--
+-- Returns  list  1, or 0 if the queue is full, or -1 if there is no such partition; ms until the
+--                next is due, -1 for none; length of the list; ids of the batches closed; jobs
+--                that had to go for them and are compressed, see `note_losses`
+
+-- Needs no memory: from here on nothing is refused for the want of it.
+redis.call('ZREM', KEYS[1], '')
+-- Include: time
+-- Include: batches
+-- Others wait while a script runs.
+local MOST_BYTES = 1048576
+
+local function user_key(window)
+  return (string.gsub(string.sub(window, #ARGV[18] + 1), '%%(%x%x)', function(digits)
+    return string.char(tonumber(digits, 16))
+  end))
+end
+
+local windows = {unpack(ARGV, 21)}
+if ARGV[20] == '' then
+  windows = redis.call('ZRANGEBYSCORE', KEYS[1], '-inf', text_of(now), 'LIMIT', 0, ARGV[19])
+end
+local status, length, bytes, closed, packed = 1, 0, 0, {}, {}
+for _, window in ipairs(windows) do
+  local pointer = ARGV[17] .. window .. ':current'
+  local batch = redis.call('GET', pointer)
+  if not batch then
+    redis.call('ZREM', KEYS[1], window)
+  else
+    local base, reason = ARGV[1] .. batch, ARGV[20]
+    local told = redis.call('MGET', base .. ':started_at', base .. ':last_activity', base .. ':bytes')
+    if reason == '' then
+      local started = ms_of(told[1]) or 0
+      -- Whoever added to it last may have had other limits: then only the reason is a guess.
+      reason = why_due(started, ms_of(told[2]) or started) or 'idle'
+    end
+    local done, gone
+    done, length, gone = close_batch(pointer, window, user_key(window), batch, reason)
+    if done <= 0 then
+      status = done
+      break
+    end
+    if done == 1 then closed[#closed + 1] = batch end
+    for _, item in ipairs(gone or {}) do packed[#packed + 1] = item end
+    bytes = bytes + (tonumber(told[3]) or 0)
+    if bytes > MOST_BYTES then break end
+  end
+end
+local first = redis.call('ZRANGE', KEYS[1], 0, 0, 'WITHSCORES')
+local wait = first[2] and math.max(0, first[2] - now) or -1
+return {status, wait, length, closed, packed}

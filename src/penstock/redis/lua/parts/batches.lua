@@ -1,0 +1,98 @@
+-- Batches of windows: when they are due, what is told of them, and how one becomes a job of a queue
+-- or a message of a topic. KEYS and ARGV are those that all scripts of windows begin with.
+
+-- Ms and µs of a time such as '1769250600.123456'. By its digits: as a number it is not exact.
+local function ms_of(text)
+  local seconds, parts = string.match(text or '', '^(%d+)%.?(%d*)$')
+  if not seconds then return nil end
+  local micros = seconds * 1000000 + string.sub(parts .. '000000', 1, 6)
+  return math.floor(micros / 1000), micros
+end
+
+local function text_of(ms)
+  return string.format('%.0f', ms)
+end
+
+-- Tells of a batch, in the manner of feeds. An item is never refused because this fails.
+local function tell(what, batch, key, more)
+  local data = '{"batch_id":' .. cjson.encode(batch) .. ',"key":' .. cjson.encode(key) .. more .. '}'
+  local number = redis.call('HINCRBY', KEYS[3], 'seq', 1)
+  local told = redis.pcall('XADD', KEYS[2], 'MAXLEN', '~', ARGV[15], text_of(number) .. '-0',
+    'type', what, 'data', data, 'ms', text_of(now))
+  if type(told) == 'table' then
+    -- The number was lost, and the events were not: go on after the last of them.
+    local last = redis.pcall('XREVRANGE', KEYS[2], '+', '-', 'COUNT', 1)
+    if not last[1] then return end
+    number = string.match(last[1][1], '^%d+') + 1
+    redis.call('HSET', KEYS[3], 'seq', text_of(number))
+    redis.pcall('XADD', KEYS[2], 'MAXLEN', '~', ARGV[15], text_of(number) .. '-0',
+      'type', what, 'data', data, 'ms', text_of(now))
+  end
+  redis.call('PUBLISH', KEYS[2], text_of(number))
+end
+
+-- Why a batch is due now; nil if it is not. Its age comes first.
+local function why_due(started, last)
+  if now >= started + ARGV[13] then return 'max_age' end
+  if now >= last + ARGV[14] then return 'idle' end
+end
+
+-- Hands a batch over and forgets it, both or none. Returns 1 closed, 0 the queue is full, -1 there
+-- is no such partition, 2 it had no items; how long the queue is; jobs that had to go for it and
+-- that only the caller can read.
+local function close_batch(pointer, window, key, batch, reason)
+  local base, is_queue, waiting = ARGV[1] .. batch, ARGV[2] == 'queue', 0
+  local policy, most, most_bytes = ARGV[4], tonumber(ARGV[5]), tonumber(ARGV[6])
+  local names = {pointer, base .. ':camera_id', base .. ':detections', base .. ':started_at',
+    base .. ':last_activity', base .. ':bytes'}
+  local count = redis.call('LLEN', names[3])
+  if count == 0 then
+    redis.call('DEL', unpack(names))
+    redis.call('ZREM', KEYS[1], window)
+    return 2, 0
+  end
+  if is_queue then
+    waiting = redis.call('LLEN', KEYS[4])
+    if policy == 'block' and most > 0 and waiting >= most then return 0, waiting end
+  elseif redis.call('EXISTS', KEYS[4]) == 0 then
+    return -1, 0
+  end
+-- Include: records
+-- Include: losses
+-- Include: overflow
+-- Include: lanes
+  local started, last = unpack(redis.call('MGET', names[4], names[5]))
+  started = ms_of(started) or now
+  last = ms_of(last) or started
+  local job = '{"batch_id":' .. cjson.encode(batch) .. ',' .. ARGV[11] .. ':' .. cjson.encode(key)
+    .. ',' .. ARGV[12] .. ':[' .. table.concat(redis.call('LRANGE', names[3], 0, -1), ',')
+    .. '],"started_at":"' .. iso(started) .. '","ended_at":"' .. iso(now)
+    .. '","last_activity":"' .. iso(last) .. '","started_ms":' .. text_of(started)
+    .. ',"ended_ms":' .. text_of(now) .. ',"count":' .. count .. ',"reason":' .. cjson.encode(reason)
+    .. '}'
+  local packed = {}
+  if is_queue then
+    local side = redis.call('HGET', KEYS[5], 'side') or 'right'
+    if most_bytes > 0 or (most > 0 and waiting >= most) then
+      local room = make_room(KEYS[4], KEYS[7], KEYS[6], KEYS[5], ARGV[3], side, policy, most,
+        most_bytes, tonumber(ARGV[7]), 1, #job, iso(now), now, '',
+        function(item)
+          if is_packed(packed, item) then return end
+          note_loss(ARGV[8], ARGV[9], item, now, ARGV[16], ARGV[10])
+        end)
+      if not room then return 0, waiting end
+      packed.bytes = nil
+    end
+    redis.call('HINCRBY', KEYS[6], 'added', 1)
+    if most_bytes > 0 then redis.call('HINCRBY', KEYS[5], 'bytes', 0) end
+    put(KEYS[4], KEYS[8], KEYS[9], KEYS[5], side, '', job, false)
+  else
+    redis.call('XADD', KEYS[4], '*', 'payload', job, 'key', key)
+  end
+  redis.call('DEL', unpack(names))
+  redis.call('ZREM', KEYS[1], window)
+  redis.call('HINCRBY', KEYS[3], 'closed_' .. reason, 1)
+  tell('closed', batch, key, ',"count":' .. count .. ',"reason":' .. cjson.encode(reason)
+    .. ',"started_ms":' .. text_of(started) .. ',"last_ms":' .. text_of(last))
+  return 1, waiting + 1, packed
+end
