@@ -1,0 +1,186 @@
+"""The items of a run: which were processed, which failed and when they are tried again."""
+
+from __future__ import annotations
+
+import math
+import uuid
+from collections.abc import AsyncIterator, Iterable
+from datetime import timedelta
+from typing import Final
+
+from penstock.coordination.repeating import until_known
+from penstock.coordination.runs.acting import RunHandle
+from penstock.coordination.runs.records import Failure, FailurePage, read_failures
+from penstock.coordination.runs.values import ItemId, check_items, check_whole, told_error
+from penstock.delivery.retries import Exponential
+from penstock.delivery.times import wait_s
+from penstock.errors import InvalidItem, RunMissing
+
+__all__ = ["RunItems"]
+
+MOST_AT_ONCE: Final = 1_000
+"""Items in one call of a script: a longer one would keep everybody else waiting."""
+_ANY_HOUR: Final = "1970-01-01_00"
+_WAITS: Final = Exponential()
+
+
+class RunItems(RunHandle):
+    """The items of one run. An item is processed, an open failure, or neither; never both."""
+
+    async def mark_processed(self, *ids: ItemId) -> int:
+        """Note that items were processed; how many of them are new. Their failures are resolved.
+
+        Each thousand is noted at once and wholly. A final run takes them, too: it is the truth.
+        """
+        items = check_items(ids)
+        new = 0
+        for start in range(0, len(items), MOST_AT_ONCE):
+            part = items[start : start + MOST_AT_ONCE]
+            new += await self._mark(part)
+        return new
+
+    async def _mark(self, part: list[str]) -> int:
+        return await self._act(
+            lambda token: self.client.scripts.mark_processed(
+                keys=self.keys, token=token, keep_ms=self._keep_ms, cap=self._cap, ids=part
+            )
+        )
+
+    async def is_processed(self, item: ItemId) -> bool:
+        """Whether an item was processed."""
+        return bool(await self.processed([item]))
+
+    async def processed(self, ids: Iterable[ItemId]) -> set[str]:
+        """Those of the items that were processed; one round trip for each thousand."""
+        items = check_items(ids)
+        found: set[str] = set()
+        for start in range(0, len(items), MOST_AT_ONCE):
+            part = items[start : start + MOST_AT_ONCE]
+            flags = await self.client.call("SMISMEMBER", self.keys.processed, *part)
+            found.update(item for item, there in zip(part, flags, strict=True) if there)
+        return found
+
+    async def processed_count(self) -> int:
+        """How many items were processed."""
+        return await self.client.call("SCARD", self.keys.processed)
+
+    async def iter_processed(self) -> AsyncIterator[str]:
+        """All items that were processed, in no order, a thousand or so per round trip.
+
+        One that is processed meanwhile may be missing, and any may come twice.
+        """
+        cursor: bytes | int = 0
+        while True:
+            cursor, found = await self.client.call(
+                "SSCAN", self.keys.processed, cursor, "COUNT", MOST_AT_ONCE
+            )
+            for item in found:
+                yield item.decode(errors="replace")
+            if cursor == b"0":
+                return
+
+    # ---- failures
+
+    async def fail(
+        self,
+        item: ItemId,
+        error: BaseException | str,
+        *,
+        retry_in_s: float | timedelta | None = None,
+        final: bool = False,
+        api_calls: int = 0,
+    ) -> int:
+        """Note that an attempt at an item failed; how many have by now.
+
+        - `retry_in_s`: when it is due again; by default a wait that doubles with each attempt.
+        - `final`: it is not to be tried again by itself, and stays open until somebody resolves it.
+        - `api_calls`: calls that the attempt made; they are added up.
+
+        0 means that the item was processed meanwhile, by somebody else: nothing is noted then.
+        """
+        (name,) = check_items([item])
+        error_type, words = told_error(error)
+        check_whole("api_calls", api_calls, 0)
+        retry = "never" if final else "" if retry_in_s is None else _ms("retry_in_s", retry_in_s)
+        return await self._act(
+            lambda token: self.client.scripts.fail_item(
+                keys=self.keys,
+                failed=self.keys.failed(_ANY_HOUR).removesuffix(_ANY_HOUR),
+                token=token,
+                item=name,
+                error_type=error_type,
+                error=words,
+                retry=retry,
+                base_ms=round(_WAITS.base_s * 1000),
+                max_ms=round(_WAITS.max_s * 1000),
+                api_calls=api_calls,
+                keep_ms=self._keep_ms,
+                cap=self._cap,
+                failed_ms=self._failed_ms,
+            )
+        )
+
+    async def resolve(self, item: ItemId) -> bool:
+        """Settle a failure without its item being processed; False if none was open."""
+        (name,) = check_items([item])
+        done = await self._act(
+            lambda token: self.client.scripts.resolve_failure(
+                keys=self.keys, token=token, item=name, keep_ms=self._keep_ms, cap=self._cap
+            )
+        )
+        return bool(done)
+
+    async def claim_due(self, limit: int = 100, lease_s: float | timedelta = 60) -> list[Failure]:
+        """Take failures that are due, the longest due first, to try them again.
+
+        Nobody else gets them before `lease_s` is over, and then they are due again: so say how it
+        went with `mark_processed`, `fail` or `resolve` before that.
+        """
+        check_whole("limit", limit, 1)
+        lease_ms = _ms("lease_s", lease_s)
+        if not lease_ms:
+            raise InvalidItem("lease_s: expected more than nothing")
+        token = uuid.uuid4().hex
+        rows = await until_known(
+            lambda: self.client.scripts.claim_failures(
+                keys=self.keys, token=token, most=min(limit, MOST_AT_ONCE), lease_ms=lease_ms
+            )
+        )
+        if isinstance(rows, int):
+            raise RunMissing(self.id)
+        return read_failures(rows)
+
+    async def due_failures(self, limit: int = 100) -> list[Failure]:
+        """Show failures that are due, the longest due first, and leave them to others."""
+        return (await self._look(limit, due_only=True)).failures
+
+    async def failures(self, limit: int = 100, cursor: str | None = None) -> FailurePage:
+        """Show open failures in the order in which they are due; `cursor` is from the last page."""
+        return await self._look(limit, cursor=cursor)
+
+    async def _look(
+        self, limit: int, *, due_only: bool = False, cursor: str | None = None
+    ) -> FailurePage:
+        check_whole("limit", limit, 1)
+        most = min(limit, MOST_AT_ONCE)
+        score, _, item = (cursor or "").partition(" ")
+        if cursor and not (_is_score(score) and item):
+            raise InvalidItem(f"cursor {cursor!r}: expected that of an earlier page")
+        rows = await self.client.scripts.look_at_failures(
+            keys=self.keys, most=most, due_only=due_only, score=score, item=item
+        )
+        found = read_failures(rows)
+        is_last = len(found) < most
+        after = None if is_last else f"{rows[-2].decode()} {found[-1].item}"
+        return FailurePage(failures=found, cursor=after)
+
+
+def _ms(name: str, wait: float | timedelta) -> int:
+    try:
+        return math.ceil(round(wait_s(wait, name) * 1000, 3))
+    except (TypeError, ValueError) as error:
+        raise InvalidItem(str(error)) from None
+
+
+def _is_score(text: str) -> bool:
+    return text == "inf" or text.isdecimal()

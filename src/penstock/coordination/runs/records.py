@@ -1,0 +1,242 @@
+"""What is known of a run, as it is read from the server."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any, Final, Literal
+
+import msgspec
+
+__all__ = [
+    "FINAL",
+    "OWN_FIELDS",
+    "STATUSES",
+    "Failure",
+    "FailurePage",
+    "RunEvent",
+    "RunRecord",
+    "RunStatus",
+    "TaskStart",
+    "read_events",
+    "read_failures",
+    "read_starts",
+]
+
+RunStatus = Literal["created", "running", "paused", "completed", "failed", "cancelled"]
+
+STATUSES: Final[tuple[RunStatus, ...]] = (
+    *("created", "running", "paused"),
+    *("completed", "failed", "cancelled"),
+)
+FINAL: Final[frozenset[str]] = frozenset({"completed", "failed", "cancelled"})
+"""Statuses that a run leaves only by being reopened."""
+
+OWN_FIELDS: Final = frozenset(
+    {
+        *("dag_run_id", "kind", "status", "version", "start_time", "started_ms", "updated_ms"),
+        *("ended_ms", "ends_ms", "checkpoint", "watermark"),
+        # Not stored, but part of what seed 003 promises its readers: see `Run.seed_view`.
+        *("current_hour", "api_calls_this_hour", "dockets_processed", "redis_keys"),
+    }
+)
+"""Fields of a run's hash that have a meaning; everything else in it is a fact of the caller's."""
+
+_NEVER: Final = "inf"
+
+
+class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """One run as it was when it was read. Times are epoch ms by the server's clock."""
+
+    id: str
+    kind: str = ""
+    status: str = ""
+    """created, running, paused, completed, failed or cancelled."""
+    version: int = 0
+    """Rises with every change of status, facts or checkpoint."""
+    started_ms: int | None = None
+    updated_ms: int | None = None
+    ended_ms: int | None = None
+    """When it came to its final status."""
+    ends_ms: int | None = None
+    """When its keys go; None while it is not final or a failure in it is open."""
+    start_time: str = ""
+    checkpoint: Any = None
+    """The cursor that was saved last."""
+    watermark: int | float | str | None = None
+    facts: dict[str, str] = {}
+    processed: int = 0
+    """How many items were processed."""
+    failures: int = 0
+    """How many failures are open."""
+    events: int = 0
+    """The number of its latest event."""
+
+    @property
+    def is_final(self) -> bool:
+        """Whether it has ended, one way or another."""
+        return self.status in FINAL
+
+    @classmethod
+    def of(
+        cls, run: str, stored: Sequence[bytes], processed: int, failures: int, events: bytes | None
+    ) -> RunRecord:
+        """Read a hash, as `HGETALL` gives it. What is not as it should be counts as missing."""
+        texts = _texts(stored)
+        get = texts.get
+        return cls(
+            id=get("dag_run_id") or run,
+            kind=get("kind", ""),
+            status=get("status", ""),
+            version=_int(get("version")) or 0,
+            started_ms=_int(get("started_ms")),
+            updated_ms=_int(get("updated_ms")),
+            ended_ms=_int(get("ended_ms")),
+            ends_ms=_int(get("ends_ms")),
+            start_time=get("start_time", ""),
+            checkpoint=_json(get("checkpoint")),
+            watermark=_watermark(get("watermark")),
+            facts={name: value for name, value in texts.items() if name not in OWN_FIELDS},
+            processed=processed,
+            failures=failures,
+            events=_int((events or b"").decode(errors="replace")) or 0,
+        )
+
+
+class Failure(msgspec.Struct, frozen=True, kw_only=True):
+    """Something that failed in a run and is not settled. Times are epoch ms."""
+
+    item: str
+    attempts: int = 0
+    """How often it failed."""
+    error_type: str = ""
+    error: str = ""
+    first_ms: int | None = None
+    last_ms: int | None = None
+    due_ms: int | None = None
+    """When it is to be tried again; None for never, unless somebody does so by hand."""
+    api_calls: int = 0
+    """Calls that its attempts made, all together."""
+
+
+class FailurePage(msgspec.Struct, frozen=True, kw_only=True):
+    """Some failures, and where the next ones begin."""
+
+    failures: list[Failure]
+    cursor: str | None = None
+    """For the next page; None if this is the last."""
+
+
+class TaskStart(msgspec.Struct, frozen=True, kw_only=True):
+    """One start of a task of a run."""
+
+    task: str
+    map_index: int | None = None
+    attempt: int = 1
+    started_ms: int = 0
+
+
+class RunEvent(msgspec.Struct, frozen=True, kw_only=True):
+    """Something that happened in a run; they are numbered from 1."""
+
+    number: int
+    type: str
+    """started, status, facts, progress, failed, resolved, checkpoint or finished."""
+    data: Any = None
+    ms: int = 0
+
+
+class _FailureInfo(msgspec.Struct, frozen=True):
+    """As stored: numbers are those of Lua, which knows no whole ones."""
+
+    attempts: float = 0
+    error_type: str = ""
+    error: str = ""
+    first_ms: float | None = None
+    last_ms: float | None = None
+    api_calls: float = 0
+
+
+def read_failures(rows: Sequence[bytes]) -> list[Failure]:
+    """Read rows of id, score and facts."""
+    return [
+        _failure(item, score, info)
+        for item, score, info in zip(rows[::3], rows[1::3], rows[2::3], strict=True)
+    ]
+
+
+def _failure(item: bytes, score: bytes, stored: bytes) -> Failure:
+    try:
+        info = msgspec.json.decode(stored, type=_FailureInfo)
+    except msgspec.MsgspecError:
+        info = _FailureInfo()
+    due = score.decode()
+    return Failure(
+        item=item.decode(errors="replace"),
+        attempts=int(info.attempts),
+        error_type=info.error_type,
+        error=info.error,
+        first_ms=None if info.first_ms is None else int(info.first_ms),
+        last_ms=None if info.last_ms is None else int(info.last_ms),
+        due_ms=None if due == _NEVER else int(float(due)),
+        api_calls=int(info.api_calls),
+    )
+
+
+def read_starts(stored: Sequence[bytes]) -> list[TaskStart]:
+    """Read the hash of starts, the earliest first."""
+    starts: list[TaskStart] = []
+    for name, ms in zip(stored[::2], stored[1::2], strict=True):
+        try:
+            task, map_index, attempt = msgspec.json.decode(name, type=tuple[str, int | None, int])
+        except msgspec.MsgspecError:
+            continue  # that of a task's first start, which has no attempt
+        started = TaskStart(task=task, map_index=map_index, attempt=attempt, started_ms=int(ms))
+        starts.append(started)
+    return sorted(starts, key=_order)
+
+
+def _order(start: TaskStart) -> tuple[int, str, int, int]:
+    index = -1 if start.map_index is None else start.map_index
+    return (start.started_ms, start.task, index, start.attempt)
+
+
+def read_events(entries: Iterable[Sequence[Any]]) -> list[RunEvent]:
+    """Read entries of the stream of events."""
+    events: list[RunEvent] = []
+    for id_, fields in entries:
+        texts = _texts(fields)
+        events.append(
+            RunEvent(
+                number=int(id_.partition(b"-")[0]),
+                type=texts.get("type", ""),
+                data=_json(texts.get("data")),
+                ms=_int(texts.get("ms")) or 0,
+            )
+        )
+    return events
+
+
+def _texts(stored: Sequence[bytes]) -> dict[str, str]:
+    return {
+        name.decode(errors="replace"): value.decode(errors="replace")
+        for name, value in zip(stored[::2], stored[1::2], strict=True)
+    }
+
+
+def _int(text: str | None) -> int | None:
+    try:
+        return int(text) if text else None
+    except ValueError:
+        return None
+
+
+def _json(text: str | None) -> Any:
+    try:
+        return msgspec.json.decode(text) if text else None
+    except (msgspec.MsgspecError, RecursionError):
+        return None
+
+
+def _watermark(text: str | None) -> int | float | str | None:
+    value = _json(text)
+    return value if isinstance(value, int | float | str) else None

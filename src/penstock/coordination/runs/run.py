@@ -1,0 +1,274 @@
+"""One run: its status, its facts, its tasks and how far it is."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import replace
+from typing import Any, Final
+
+import msgspec
+
+from penstock.coordination.limits.hourly import HourlyLimit
+from penstock.coordination.runs.acting import ask
+from penstock.coordination.runs.items import RunItems
+from penstock.coordination.runs.records import (
+    FINAL,
+    RunEvent,
+    RunRecord,
+    TaskStart,
+    read_events,
+    read_starts,
+)
+from penstock.coordination.runs.values import (
+    Watermark,
+    check_expected,
+    check_facts,
+    check_final,
+    check_status,
+    check_task,
+    check_version,
+    check_watermark,
+    check_whole,
+)
+from penstock.errors import InvalidItem, RunMissing
+from penstock.redis.client import Client
+from penstock.redis.codec import Codec
+from penstock.redis.wire import Command, Reply
+
+__all__ = ["Run", "read_run", "run_reads"]
+
+_MOST_TOLD: Final = 1024
+"""Bytes of a cursor that stand in its event as well."""
+
+
+class Run(RunItems):
+    """A pass over many items, by any number of processes, that survives all of them.
+
+        run = await app.runs.start("manual_2024-09-17T14:30:00+00:00", kind="harvest")
+        await run.move("running")
+        for docket in dockets:
+            if await run.is_processed(docket):
+                continue
+            try:
+                ...
+            except Exception as error:
+                await run.fail(docket, error)
+            else:
+                await run.mark_processed(docket)
+        await run.checkpoint({"page": 7}, watermark="2024-09-17T14:00:00Z")
+        await run.finish()
+
+    Each call is one script: it happens wholly or not at all. A lost answer is asked for again, and
+    nothing is done twice. `RunMissing` if there is no such run (any more).
+    """
+
+    def __init__(self, client: Client, codec: Codec, run_id: str, *, created: bool = False) -> None:
+        super().__init__(client, codec, run_id)
+        self.created = created
+        """Whether it was `Runs.start` here that made it, and not an earlier one."""
+        # JSON that other programs can read, too: never compressed.
+        plain = client.settings.codec
+        self._encode = Codec(replace(plain, compress_above=plain.max_inflated)).encoder(Any)
+
+    def __repr__(self) -> str:
+        return f"Run({self.id!r})"
+
+    async def record(self) -> RunRecord:
+        """Read what is known of the run; one round trip."""
+        found = read_run(self.id, await ask(self.client, run_reads(self.client, self.id)))
+        if found is None:
+            raise RunMissing(self.id)
+        return found
+
+    # ---- status
+
+    async def move(
+        self,
+        to: str,
+        *,
+        expect: str | Collection[str] | None = None,
+        version: int | None = None,
+        facts: Mapping[str, str] | None = None,
+    ) -> int:
+        """Take the run to another status, and note facts with it; its new version.
+
+            created → running ⇄ paused → completed, failed or cancelled
+
+        A run may end from each of the first three. `RunConflict`, and nothing is written, if that
+        is not legal, or the run's status is none of `expect`, or its version not `version`. Of two
+        that do the same at once, one wins.
+        """
+        return await self._change(check_status(to), expect, version, facts)
+
+    async def finish(
+        self,
+        status: str = "completed",
+        *,
+        expect: str | Collection[str] | None = None,
+        version: int | None = None,
+        facts: Mapping[str, str] | None = None,
+    ) -> int:
+        """End the run: completed, failed or cancelled; otherwise as `move`.
+
+        It is kept for `runs.keep_hours`, counted from when its last failure is resolved.
+        """
+        return await self._change(check_final(status), expect, version, facts)
+
+    async def reopen(self, *, version: int | None = None) -> int:
+        """Let a run that has ended go on: it is running again, and kept. Otherwise as `move`."""
+        return await self._change("running", FINAL, version, None, reopen=True)
+
+    async def note(self, facts: Mapping[str, str], *, version: int | None = None) -> int:
+        """Note facts, whatever the run's status; its new version. `RunConflict` as for `move`."""
+        if not facts:
+            raise InvalidItem("no facts to note")
+        return await self._change("", None, version, facts)
+
+    async def _change(
+        self,
+        to: str,
+        expect: str | Collection[str] | None,
+        version: int | None,
+        facts: Mapping[str, str] | None,
+        *,
+        reopen: bool = False,
+    ) -> int:
+        expected, of_version, told = (
+            check_expected(expect),
+            check_version(version),
+            check_facts(facts),
+        )
+        return await self._compare(
+            lambda token: self.client.scripts.change_run(
+                keys=self.keys,
+                token=token,
+                to=to,
+                expect=expected,
+                version=of_version,
+                reopen=reopen,
+                keep_ms=self._keep_ms,
+                cap=self._cap,
+                facts=told,
+            )
+        )
+
+    # ---- how far it is
+
+    async def checkpoint(
+        self,
+        cursor: Any,
+        *,
+        watermark: Watermark | None = None,
+        version: int | None = None,
+        force: bool = False,
+    ) -> int:
+        """Save where to go on, and up to what all is done; the run's new version.
+
+        `cursor` is anything that is JSON. `watermark` is a number, a text or a datetime; one that
+        is lower than that of the run leaves it where it is, unless `force` says otherwise. Texts
+        are compared byte by byte, as fits times in ISO 8601 of one length. `RunConflict` if the run
+        has another version than `version`, or has ended.
+        """
+        stored, mark, of_version = (
+            self._encode(cursor),
+            check_watermark(watermark),
+            check_version(version),
+        )
+        return await self._compare(
+            lambda token: self.client.scripts.save_checkpoint(
+                keys=self.keys,
+                token=token,
+                cursor=stored,
+                watermark=mark,
+                force=force,
+                version=of_version,
+                cap=self._cap,
+                most_told=_MOST_TOLD,
+            )
+        )
+
+    # ---- tasks
+
+    async def note_task_start(
+        self, task: str, *, attempt: int = 1, map_index: int | None = None
+    ) -> bool:
+        """Note that a task began; whether it is the first time that it did.
+
+        A task with a `map_index` is one for each index. The first time stays what it is; each
+        attempt is noted beside it, once.
+        """
+        check_task(task, attempt, map_index)
+        label = task if map_index is None else f"{task}[{map_index}]"
+        first = await self._act(
+            lambda token: self.client.scripts.note_start(
+                keys=self.keys,
+                task_start=self.keys.task_start(label),
+                token=token,
+                task=msgspec.json.encode((task, map_index)),
+                start=msgspec.json.encode((task, map_index, attempt)),
+                keep_ms=self._keep_ms,
+            )
+        )
+        return bool(first)
+
+    async def task_starts(self) -> list[TaskStart]:
+        """Every start of every task, the earliest first."""
+        return read_starts(await self.client.call("HGETALL", self.keys.starts))
+
+    # ---- what others see
+
+    async def events(self, after: int = 0, limit: int = 100) -> list[RunEvent]:
+        """What happened after event number `after`, in order, as far as it is kept."""
+        check_whole("after", after, 0)
+        check_whole("limit", limit, 1)
+        entries = await self.client.call(
+            "XRANGE", self.keys.events, f"({after}-0", "+", "COUNT", limit
+        )
+        return read_events(entries)
+
+    async def last_events(self, limit: int = 10) -> list[RunEvent]:
+        """What happened last, in order."""
+        check_whole("limit", limit, 1)
+        entries = await self.client.call("XREVRANGE", self.keys.events, "+", "-", "COUNT", limit)
+        return read_events(reversed(entries))
+
+    async def seed_view(self) -> dict[str, str]:
+        """The fields of the hash that seed 003 describes, with lists and objects as JSON.
+
+        The calls of this hour are those that `HourlyLimit` counts: no copy of them is stored.
+        Reads the ids of all items that were processed.
+        """
+        record = await self.record()
+        hour = await HourlyLimit(self.client).status()
+        processed = sorted({item async for item in self.iter_processed()})
+        keys = {
+            "state_key": self.keys.pipeline,
+            "counter_key": self.client.keys.hourly_limit().count(hour.hour),
+            "failed_key": self.keys.failed(hour.hour),
+        }
+        return {
+            "dag_run_id": record.id,
+            "start_time": record.start_time,
+            "current_hour": hour.hour,
+            "api_calls_this_hour": str(hour.count),
+            "status": record.status,
+            "dockets_processed": msgspec.json.encode(processed).decode(),
+            "redis_keys": msgspec.json.encode(keys).decode(),
+        }
+
+
+def run_reads(client: Client, run_id: str) -> list[Command]:
+    """The commands whose replies `read_run` reads."""
+    keys = client.keys.run(run_id)
+    return [
+        ("HGETALL", keys.pipeline),
+        ("SCARD", keys.processed),
+        ("ZCARD", keys.failures),
+        ("HGET", keys.feed, "seq"),
+    ]
+
+
+def read_run(run_id: str, replies: list[Reply]) -> RunRecord | None:
+    """What is known of a run; None if there is no such run."""
+    stored, processed, failures, events = replies
+    return RunRecord.of(run_id, stored, processed, failures, events) if stored else None

@@ -1,0 +1,149 @@
+"""All runs: start them, find them again, list them."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Mapping
+from typing import Final
+
+from penstock.coordination.repeating import until_known
+from penstock.coordination.runs.acting import ask
+from penstock.coordination.runs.records import RunRecord
+from penstock.coordination.runs.run import Run, read_run, run_reads
+from penstock.coordination.runs.values import check_facts, check_run, check_status, check_whole
+from penstock.errors import InvalidItem, RunMissing, ServerError
+from penstock.redis.client import Client
+from penstock.redis.codec import Codec
+
+__all__ = ["Runs"]
+
+_PAGE: Final = 100
+_SWEPT_PER_START: Final = 20
+_GRACE_MS: Final = 600_000
+"""A run that was registered so lately may be about to get its record."""
+
+
+class Runs:
+    """The runs of an application.
+
+        runs = app.runs
+        run = await runs.start("nightly-2024-09-17", kind="harvest")
+        for record in await runs.list(status="running"):
+            print(record.id, record.processed, record.failures)
+
+    An id may have any characters, up to 512 of them.
+    """
+
+    def __init__(self, client: Client, codec: Codec) -> None:
+        self._client, self._codec = client, codec
+        self._registry = client.keys.runs().registry
+
+    async def start(
+        self, run_id: str, *, kind: str = "harvest", facts: Mapping[str, str] | None = None
+    ) -> Run:
+        """Return the run of this id, and make it if there is none: `created` tells which.
+
+        Its status is `created` then. One that is there stays as it is, whatever its status.
+        """
+        told = check_facts(facts)
+        if not isinstance(kind, str) or not kind:  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise InvalidItem(f"kind {kind!r}: expected a text that is not empty")
+        run = self.open(run_id)
+        if await self._client.call("EXISTS", run.keys.pipeline):
+            return run
+        await self._sweep_some()
+        # First: a process that dies in between leaves an id without a record, which is swept, and
+        # no record that nobody knows of.
+        await until_known(
+            lambda: self._client.scripts.register_run(registry=self._registry, run=run_id)
+        )
+        token = uuid.uuid4().hex
+        run.created = await until_known(
+            lambda: self._client.scripts.start_run(
+                keys=run.keys,
+                token=token,
+                run=run_id,
+                kind=kind,
+                cap=self._client.settings.feeds.cap,
+                facts=told,
+            )
+        )
+        return run
+
+    def open(self, run_id: str) -> Run:
+        """Return a run without looking whether there is one."""
+        return Run(self._client, self._codec, check_run(run_id))
+
+    async def get(self, run_id: str) -> RunRecord:
+        """Read what is known of a run; `RunMissing` if there is none. One round trip."""
+        return await self.open(run_id).record()
+
+    async def list(
+        self,
+        limit: int = 50,
+        before: str | RunRecord | None = None,
+        status: str | None = None,
+    ) -> list[RunRecord]:
+        """Show runs, the latest first; `before` is the last one of the page before.
+
+        Two round trips for each hundred runs that it looks at; with a `status`, that may be all.
+        """
+        check_whole("limit", limit, 1)
+        if status is not None:
+            check_status(status)
+        place = 0 if before is None else await self._place_after(before)
+        found: list[RunRecord] = []
+        gone: list[bytes] = []
+        while len(found) < limit:
+            ids: list[bytes] = await self._client.call(
+                "ZRANGE", self._registry, place, place + _PAGE - 1, "REV"
+            )
+            for id_, record in zip(ids, await self._records(ids), strict=True):
+                if record is None:
+                    gone.append(id_)
+                elif status is None or record.status == status:
+                    found.append(record)
+            place += _PAGE
+            if len(ids) < _PAGE:
+                break
+        await self._forget(gone)
+        return found[:limit]
+
+    async def _place_after(self, before: str | RunRecord) -> int:
+        run_id = before if isinstance(before, str) else before.id
+        rank: int | None = await self._client.call("ZREVRANK", self._registry, check_run(run_id))
+        if rank is None and not isinstance(before, str) and before.started_ms is not None:
+            return await self._client.call("ZCOUNT", self._registry, before.started_ms, "+inf")
+        if rank is None:
+            raise RunMissing(run_id)
+        return rank + 1
+
+    async def _records(self, ids: list[bytes]) -> list[RunRecord | None]:
+        names = [id_.decode() for id_ in ids]
+        reads = [run_reads(self._client, name) for name in names]
+        replies = await ask(self._client, [command for one in reads for command in one])
+        size = len(reads[0]) if reads else 1
+        return [
+            read_run(name, replies[number * size : (number + 1) * size])
+            for number, name in enumerate(names)
+        ]
+
+    # ---- the registry
+
+    async def _sweep_some(self) -> None:
+        """Look at a few runs by chance, so that those that are gone do not become ever more."""
+        ids: list[bytes] = await self._client.call("ZRANDMEMBER", self._registry, _SWEPT_PER_START)
+        there = await self._client.pipeline(
+            [("EXISTS", self._client.keys.run(id_.decode()).pipeline) for id_ in ids]
+        )
+        await self._forget([id_ for id_, one in zip(ids, there, strict=True) if one == 0])
+
+    async def _forget(self, ids: list[bytes]) -> None:
+        for start in range(0, len(ids), _PAGE):
+            part = ids[start : start + _PAGE]
+            try:
+                await self._client.scripts.forget_runs(
+                    registry=self._registry, grace_ms=_GRACE_MS, runs=part
+                )
+            except ServerError:
+                return  # whoever looks next does it
