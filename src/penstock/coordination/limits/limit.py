@@ -20,7 +20,7 @@ from penstock.coordination.limits.rates import MOST
 from penstock.coordination.limits.reservation import Reservation
 from penstock.coordination.limits.setting import LimitSetting
 from penstock.coordination.limits.share import LocalShare
-from penstock.errors import LimitReached, ServerError, SettingError
+from penstock.errors import LimitReached, NotOpen, ServerError, SettingError
 from penstock.redis.client import Client
 from penstock.redis.keys.coordination import LimitKeys
 from penstock.redis.keys.names import check_name
@@ -338,7 +338,8 @@ class Limit:
                         self._local.note(key, cost)
                     return answer
                 left_s = deadline - time.monotonic()
-                if left_s <= 0 or (answer.retry_after_s > left_s and not failures):
+                never = math.isinf(answer.retry_after_s)
+                if left_s <= 0 or never or (answer.retry_after_s > left_s and not failures):
                     raise LimitReached(self.name, key, answer.retry_after_s)
                 recheck_s = self._settings.recheck_s * (1 + ahead / _LONG_LINE)
                 pause_s = retry_delay_s(failures) if failures else answer.retry_after_s
@@ -350,7 +351,7 @@ class Limit:
     async def _leave_line(self, key: str, ticket: str) -> None:
         try:
             await self._client.scripts.leave_line(keys=self.keys(key), ticket=ticket)
-        except ServerError:
+        except (ServerError, NotOpen):
             return  # the ticket of a silent caller is void after a while
 
     async def _refresh(self) -> None:

@@ -53,7 +53,7 @@
     for _, window in ipairs(windows) do window.used = window.used + count end
     if state.x < at + longest then
       state.x = at + 2 * longest
-      redis.call('PEXPIREAT', KEYS[1], state.x + 1000)
+      redis.call('PEXPIRE', KEYS[1], state.x - now + 1000)
     end
   end
 
