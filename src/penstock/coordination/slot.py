@@ -4,21 +4,22 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Final
 
 from penstock.coordination.leases import Lease, Leases
-from penstock.errors import OutcomeUnknown, SlotLost
+from penstock.coordination.repeating import until_known
+from penstock.errors import SlotLost
 from penstock.quiet import RateLimitedLog
 from penstock.redis.client import Client
 
-__all__ = ["Holder", "Slot", "SlotState", "repeated"]
+__all__ = ["REPEAT_WITHIN_S", "Holder", "Slot", "SlotState"]
 
 logger = logging.getLogger(__name__)
 quiet = RateLimitedLog(logger)
 
-T = TypeVar("T")
+REPEAT_WITHIN_S: Final = 2.0
+"""For so long it is found out what became of a call whose answer was lost; then its lease ends."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,10 +93,11 @@ class Slot:
             return False
         if self._lease is not None:
             await self._lease.end()
-        released = await repeated(
+        released = await until_known(
             lambda: self._client.scripts.release_slot(
                 keys=self._keys, holder=self._holder, token=self._token
-            )
+            ),
+            within_s=REPEAT_WITHIN_S,
         )
         self._released = True
         return released
@@ -116,11 +118,3 @@ class Slot:
 
     def _note_loss(self) -> None:
         quiet.warning("lost", "lost %r: the lease of %g s has ended", self, self.lease_s)
-
-
-async def repeated(operation: Callable[[], Awaitable[T]]) -> T:
-    """Repeat what may be done twice, if its answer is lost with the connection."""
-    try:
-        return await operation()
-    except OutcomeUnknown:
-        return await operation()

@@ -18,9 +18,10 @@ import msgspec
 
 from penstock.coordination.hints import Hints
 from penstock.coordination.leases import Leases
-from penstock.coordination.slot import Holder, Slot, SlotState, repeated
+from penstock.coordination.repeating import until_known
+from penstock.coordination.slot import REPEAT_WITHIN_S, Holder, Slot, SlotState
 from penstock.delivery.times import wait_s
-from penstock.errors import ServerError, SettingError, SlotsTaken
+from penstock.errors import NotOpen, ServerError, SettingError, SlotsTaken
 from penstock.quiet import RateLimitedLog
 from penstock.redis.client import Client
 from penstock.settings_coordination import SlotSettings
@@ -119,7 +120,7 @@ class Slots:
         lease_s = self._lease_s if lease is None else checked_lease(lease)
         attempt = _Attempt(f"{uuid.uuid4().hex}:{self._about}", lease_s, patience_s)
         try:
-            slot = await repeated(lambda: self._try(attempt))
+            slot = await until_known(lambda: self._try(attempt), within_s=REPEAT_WITHIN_S)
             if slot is None and patience_s > 0:
                 slot = await self._wait(attempt)
         except BaseException:
@@ -271,10 +272,13 @@ class Slots:
             return
         try:
             async with asyncio.timeout(_WITHDRAW_S):
-                await self._client.scripts.release_slot(
-                    keys=self._keys, holder="", token=attempt.token
+                await until_known(
+                    lambda: self._client.scripts.release_slot(
+                        keys=self._keys, holder="", token=attempt.token
+                    ),
+                    insist=True,
                 )
-        except (ServerError, TimeoutError) as error:
+        except (ServerError, NotOpen, TimeoutError) as error:
             quiet.warning("withdraw", "not taken out of the line of %r: %s", self.name, error)
 
 
