@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from penstock.errors import PenstockError, ServerError
+from penstock.errors import PenstockError, Rejected, ServerError
 from penstock.queues.context import OVER, JobContext
 from penstock.queues.hand import Hand
 from penstock.queues.items import Item
@@ -20,6 +20,7 @@ from penstock.queues.work import Work
 from penstock.runtime.backoff import retry_delay_s
 
 if TYPE_CHECKING:
+    from penstock.queues.options import Gate
     from penstock.queues.queue import Queue
 
 __all__ = ["Life"]
@@ -174,9 +175,12 @@ class Life:
         if gate is not None and wanted:
             admission = await gate.admit(self._queue.name, wanted)
             granted, retry_after_s = min(wanted, admission.granted), admission.retry_after_s
-        jobs = await self._hand.exchange(granted)
-        if gate is not None and len(jobs) < granted:
-            await gate.give_back(self._queue.name, granted - len(jobs))
+        try:
+            jobs = await self._hand.exchange(granted)
+        except Rejected:
+            await self._return_permits(gate, granted)
+            raise
+        await self._return_permits(gate, granted - len(jobs))
         if self._hand.uses_lanes:
             self._waiters.begin(lanes=True)
         if jobs:
@@ -186,6 +190,15 @@ class Life:
             self._hint = False
             self._waiters.arm(futile=self._futile or retry_after_s > 0)
             self._futile = not jobs
+
+    async def _return_permits(self, gate: Gate | None, unused: int) -> None:
+        """Return what a gate has granted for nothing; if that fails, it stays used."""
+        if gate is None or unused <= 0:
+            return
+        try:
+            await gate.give_back(self._queue.name, unused)
+        except ServerError as error:
+            logger.warning("queue %s: permits not given back: %s", self._queue.name, error)
 
     async def _accept(self, jobs: Sequence[JobContext]) -> None:
         """Hand claimed jobs to the slots.
