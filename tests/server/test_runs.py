@@ -385,8 +385,8 @@ async def test_a_watermark_of_another_kind_is_refused_unless_forced(run):
         pytest.param(10**400, id="huge"),
         True,
         [1],
-        datetime(2024, 1, 1),
-    ],  # noqa: DTZ001
+        datetime(2024, 1, 1),  # noqa: DTZ001
+    ],
 )
 async def test_what_is_no_watermark_is_refused(run, bad):
     with pytest.raises(InvalidItem):
