@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from penstock import Rejected
+from penstock import Unreachable
 from penstock.coordination.limits.limit import Limit
 from penstock.coordination.limits.setting import setting_of
 from penstock.queues.hand import Hand
@@ -45,14 +45,13 @@ async def test_permits_of_a_claim_that_was_refused_come_back(workplace, monkeypa
     exchange, refused = Hand.exchange, []
 
     async def refusing(hand, most):
-        if most and len(refused) < 4:
+        if most and len(refused) < 2:
             refused.append(most)
-            raise Rejected("not now")
+            raise Unreachable("not now")
         return await exchange(hand, most)
 
     monkeypatch.setattr(Hand, "exchange", refusing)
-    monkeypatch.setattr(Rejected, "transient", True)
     await limited.send_many([(number,) for number in range(3)])
     await workplace.start(app)
     await eventually(lambda: len(ran) == 3)
-    assert len(refused) == 4
+    assert len(refused) == 2
