@@ -15,14 +15,12 @@ from typing import TYPE_CHECKING, Any, Final, Unpack
 
 from penstock.coordination.leases import Lease, Leases
 from penstock.coordination.repeating import until_known
-from penstock.delivery.times import wait_s
+from penstock.coordination.saying import lasting_ms, to_bytes, to_text
 from penstock.errors import (
-    InvalidItem,
     InvalidJob,
     OutcomeUnknown,
     ReservationLost,
     ServerError,
-    SettingError,
 )
 from penstock.quiet import RateLimitedLog
 from penstock.redis.client import Client
@@ -151,7 +149,7 @@ class Once:
     async def peek(self, key: str, *, scope: str | None = None) -> str | None:
         """What the mark says; None if there is none. A reservation has its mark already."""
         value: bytes | None = await self._client.call("GET", self._keys(_name(key, scope)).mark)
-        return None if value is None else _text(value)
+        return None if value is None else to_text(value)
 
     async def forget(
         self, key: str, *, scope: str | None = None, queue: Queue | None = None
@@ -220,7 +218,7 @@ class Once:
                     return Enqueued(False, reserved.value)
                 added = await submit(*_beside(queue, wanted.name))
         if not added.created:
-            return Enqueued(False, _text(added.says))
+            return Enqueued(False, to_text(added.says))
         return Enqueued(True, value, added.id)
 
     # inside
@@ -230,19 +228,12 @@ class Once:
     ) -> _Wanted:
         name = _name(key, scope)
         token = secrets.token_hex(16)
-        return _Wanted(name, self._keys(name), _bytes(value), self._ttl_ms(ttl), token)
+        return _Wanted(
+            name, self._keys(name), to_bytes(value, "value"), lasting_ms(ttl, self._ttl_s), token
+        )
 
     def _keys(self, name: str) -> DedupeKeys:
         return self._client.keys.dedupe(name)
-
-    def _ttl_ms(self, ttl: float | timedelta | None) -> int:
-        try:
-            ttl_ms = round(self._ttl_s * 1000 if ttl is None else wait_s(ttl, "ttl") * 1000)
-        except (TypeError, ValueError) as error:
-            raise SettingError("ttl", ttl, f"seconds or a timedelta ({error})") from None
-        if ttl_ms < 1:
-            raise SettingError("ttl", ttl, "at least a millisecond")
-        return ttl_ms
 
     @asynccontextmanager
     async def _reserved(self, wanted: _Wanted) -> AsyncGenerator[Mark]:
@@ -252,7 +243,7 @@ class Once:
         except (asyncio.CancelledError, OutcomeUnknown):
             await self._release(wanted)  # it may be reserved all the same
             raise
-        mark = Mark(bool(first), _text(value))
+        mark = Mark(bool(first), to_text(value))
         if not first:
             yield mark
             return
@@ -276,7 +267,7 @@ class Once:
     @asynccontextmanager
     async def _replayed(self, wanted: _Wanted) -> AsyncGenerator[Mark]:
         """Nothing is reserved: others may be at work on it, or have done it."""
-        yield Mark(True, _text(wanted.value))
+        yield Mark(True, to_text(wanted.value))
         await self._commit(wanted, regardless=True)
 
     async def _reserve(self, wanted: _Wanted) -> tuple[int, bytes]:
@@ -337,20 +328,6 @@ def _name(key: str, scope: str | None) -> str:
 def _checked(key: str) -> str:
     encode_id("key", key)
     return key
-
-
-def _bytes(value: str) -> bytes:
-    """Paths may have bytes that are no text; Python spells them as lone surrogates."""
-    if not isinstance(value, str):  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise InvalidItem(f"value {value!r}: a mark says a text (a str)")
-    try:
-        return value.encode(errors="surrogateescape")
-    except UnicodeEncodeError:
-        raise InvalidItem(f"value {value[:60]!a}: not Unicode text") from None
-
-
-def _text(value: bytes) -> str:
-    return value.decode(errors="surrogateescape")
 
 
 def _beside(queue: Queue, name: str) -> tuple[str, str]:

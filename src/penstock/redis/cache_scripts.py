@@ -15,10 +15,10 @@ class CacheScripts(ScriptCaller):
     """Scripts of the cache, as calls. Who makes a value is named by a token, its flight."""
 
     async def take_flight(
-        self, *, value: str, flight: str, token: str, flight_ms: int, anew: bool
+        self, *, value: str, flight: str, token: str, flight_ms: int, useless: Argument
     ) -> list[bytes | int]:
         """Read a value or be its maker: 2 and the value, 1 to make it, 0 if another is at it."""
-        arguments = (token, flight_ms, int(anew))
+        arguments = (token, flight_ms, useless)
         return await self.run("take_flight", (value, flight), arguments, Role.CACHE)
 
     async def renew_flight(self, *, flight: str, token: str, flight_ms: int) -> bool:

@@ -9,6 +9,7 @@
 -- Returns  int  1 stored, 0 it is not this caller's to make any more: it may be out of date
 
 if redis.call('GET', KEYS[2]) ~= ARGV[1] then return 0 end
-redis.call('DEL', KEYS[2])
+-- In this order: a full server refuses it, as it is to.
 redis.call('SET', KEYS[1], ARGV[2], 'PX', ARGV[3])
+redis.call('DEL', KEYS[2])
 return 1

@@ -6,12 +6,12 @@
 -- KEYS[2]  STRING  who makes it
 -- ARGV[1]  str     token of the caller; the same again is the same caller
 -- ARGV[2]  int     ms for which the others wait for it, unless renewed
--- ARGV[3]  int     1 to make it anew, though there is a value
+-- ARGV[3]  str     a value that the caller cannot use; '' if it has met none
 --
 -- Returns  list  2 and the value; 1 to make it; 0 if another is at it
 
-local value = ARGV[3] ~= '1' and redis.call('GET', KEYS[1])
-if value then return {2, value} end
+local value = redis.call('GET', KEYS[1])
+if value and value ~= ARGV[3] then return {2, value} end
 local maker = redis.call('GET', KEYS[2])
 if maker and maker ~= ARGV[1] then return {0} end
 -- First what needs no memory: before version 7 a full server takes further writes only then.

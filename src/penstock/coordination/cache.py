@@ -1,0 +1,310 @@
+"""Values kept for a time, as JSON; each made by one at a time."""
+
+from __future__ import annotations
+
+import inspect
+import math
+import re
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from datetime import timedelta
+from typing import Annotated, Any, Final, Literal, NewType, Optional, TypeVar, get_origin, overload
+
+from penstock.coordination.flights import Flights
+from penstock.coordination.leases import Leases
+from penstock.coordination.saying import lasting_ms, to_bytes, to_text
+from penstock.errors import DecodeError, InvalidItem, ServerError, SettingError
+from penstock.redis.client import Client
+from penstock.redis.codec import Codec
+from penstock.redis.keys.coordination import CacheKeys
+from penstock.redis.node import Role
+from penstock.redis.wire import Argument, Command, Reply
+
+__all__ = ["Cache"]
+
+T = TypeVar("T")
+
+Bound = float | str
+"""A score, or as Redis words it: `-inf`, `+inf`, or `(5` for what lies beyond 5."""
+
+_FOR_EVER: Final = -1
+_CHUNK: Final = 500
+_PLAIN: Final[tuple[Any, ...]] = (str, bytes, bytearray, memoryview)
+_is_bound = re.compile(r"\(?[+-]?(inf|\d+(\.\d*)?([eE][+-]?\d+)?)").fullmatch
+
+
+class Cache:
+    """Values of one space, kept for a time: `cache:<space>:<key>`, as JSON.
+
+        cameras = app.cache("camera")
+        await cameras.set("front_door", {"name": "Front door"}, ttl=600)
+        camera = await cameras.get("front_door")
+
+        async def load() -> Camera: ...
+        camera = await cameras.get_or_set("front_door", load, type=Camera)
+
+    Every value has a time to live, `cache.ttl_s` unless told. `type` says how to read a value;
+    texts and bytes are JSON, too. A large value is compressed. Values may vanish at any time: the
+    server may run short of memory.
+    """
+
+    def __init__(
+        self,
+        client: Client,
+        codec: Codec,
+        space: str,
+        leases: Leases,
+        *,
+        ttl_s: float | None = None,
+    ) -> None:
+        client.keys.cache(space, "x")  # a space that is none is refused here
+        self.space = space
+        self._client, self._codec = client, codec
+        self._ttl_s = client.settings.cache.ttl_s if ttl_s is None else ttl_s
+        lasting_ms(self._ttl_s, self._ttl_s)
+        self._encode = codec.encoder(Any)
+        self._flights = Flights(client, leases)
+
+    def __repr__(self) -> str:
+        return f"Cache({self.space!r})"
+
+    # ---- values
+
+    @overload
+    async def get(self, key: str, default: None = None, *, type: type[T]) -> T | None: ...
+    @overload
+    async def get(self, key: str, default: Any = None, *, type: Any = Any) -> Any: ...
+    async def get(self, key: str, default: Any = None, *, type: Any = Any) -> Any:  # noqa: A002
+        """The value, or `default` if there is none. A stored null is the value None.
+
+        DecodeError if it is not of the `type`.
+        """
+        data: bytes | None = await self._call("GET", self._keys(key).value)
+        return default if data is None else self._decoder(type)(data)
+
+    async def get_many(self, keys: Iterable[str], *, type: Any = Any) -> dict[str, Any]:  # noqa: A002
+        """The values that are there, by their keys; one round trip for each 500."""
+        names, decode = list(dict.fromkeys(keys)), self._decoder(type)
+        replies = await self._pipeline([("GET", self._keys(name).value) for name in names])
+        return {
+            name: decode(data)
+            for name, data in zip(names, replies, strict=True)
+            if data is not None
+        }
+
+    async def set(
+        self, key: str, value: Any, *, ttl: float | timedelta | None = None, nx: bool = False
+    ) -> bool:
+        """Store a value; with `nx` only if there is none: False if there was one.
+
+        Who makes the value at this moment, in `get_or_set`, does not overwrite it.
+        """
+        keys, ttl_ms = self._keys(key), lasting_ms(ttl, self._ttl_s)
+        command: list[Argument] = ["SET", keys.value, self._encode(value), "PX", ttl_ms]
+        if nx:
+            command.append("NX")
+        replies = await self._pipeline([("DEL", keys.flight), tuple(command)])
+        return replies[1] is not None
+
+    async def delete(self, *keys: str) -> int:
+        """Delete values; how many there were. What is being made at this moment is not stored."""
+        each = [self._keys(key) for key in keys]
+        commands = [("DEL", key) for one in each for key in (one.flight, one.value)]
+        return sum((await self._pipeline(commands))[1::2])
+
+    async def exists(self, key: str) -> bool:
+        return bool(await self._call("EXISTS", self._keys(key).value))
+
+    async def expire(self, key: str, ttl: float | timedelta) -> bool:
+        """Let a value last so long from now on; False if there is none."""
+        ttl_ms = lasting_ms(ttl, self._ttl_s)
+        return bool(await self._call("PEXPIRE", self._keys(key).value, ttl_ms))
+
+    async def ttl(self, key: str) -> float | None:
+        """Seconds that a value still lasts; None if there is none, infinity if it has no end."""
+        left_ms: int = await self._call("PTTL", self._keys(key).value)
+        if left_ms == _FOR_EVER:
+            return math.inf  # another program has stored it
+        return left_ms / 1000 if left_ms >= 0 else None
+
+    @overload
+    async def get_or_set(
+        self,
+        key: str,
+        make: Callable[[], Awaitable[T] | T],
+        *,
+        ttl: float | timedelta | None = None,
+        type: type[T],
+    ) -> T: ...
+    @overload
+    async def get_or_set(
+        self,
+        key: str,
+        make: Callable[[], Any],
+        *,
+        ttl: float | timedelta | None = None,
+        type: Any = Any,
+    ) -> Any: ...
+    async def get_or_set(
+        self,
+        key: str,
+        make: Callable[[], Any],
+        *,
+        ttl: float | timedelta | None = None,
+        type: Any = Any,  # noqa: A002
+    ) -> Any:
+        """The value; if there is none, what `make()` returns (or awaits), which is stored.
+
+        However many ask at once, in however many processes, one makes it and the others wait. What
+        `make` raises reaches those who wait in this process; others make it themselves. If the one
+        that makes it dies, another does after `cache.flight_s`.
+
+        Everybody gets a copy of its own, as `get` reads it. A value that is not of the `type` is
+        made anew. What was made but cannot be stored is returned all the same.
+        """
+        keys, ttl_ms, decode = self._keys(key), lasting_ms(ttl, self._ttl_s), self._decoder(type)
+        found: bytes | None = await self._call("GET", keys.value)
+        if found is not None:
+            try:
+                return decode(found)
+            except DecodeError:
+                pass
+
+        async def made() -> bytes:
+            value: Any = make()
+            if inspect.isawaitable(value):
+                value = await value
+            data = self._encode(value)
+            decode(data)  # what nobody could read is not stored
+            return data
+
+        return decode(await self._flights.value(keys, made, ttl_ms, found or b""))
+
+    # ---- sorted sets
+
+    async def zadd(
+        self, key: str, mapping: Mapping[str, float], *, ttl: float | timedelta | None = None
+    ) -> int:
+        """Add members with scores to a sorted set, or change theirs; how many are new.
+
+        With `ttl` the set lasts so long from now on; without, until it is empty.
+        """
+        pairs: list[Argument] = []
+        for member, score in mapping.items():
+            pairs += (_score(score), to_bytes(member, "member"))
+        if not pairs:
+            return 0
+        place = self._keys(key).sorted
+        if ttl is None:
+            return await self._call("ZADD", place, *pairs)
+        ttl_ms = lasting_ms(ttl, self._ttl_s)
+        return await self._client.scripts.add_sorted(sorted_set=place, ttl_ms=ttl_ms, pairs=pairs)
+
+    async def zpopmax(self, key: str, count: int = 1) -> list[tuple[str, float]]:
+        """Take out the members of the highest scores, highest first."""
+        return await self._popped("ZPOPMAX", key, count)
+
+    async def zpopmin(self, key: str, count: int = 1) -> list[tuple[str, float]]:
+        """Take out the members of the lowest scores, lowest first."""
+        return await self._popped("ZPOPMIN", key, count)
+
+    async def zrangebyscore(
+        self,
+        key: str,
+        min: Bound,  # noqa: A002
+        max: Bound,  # noqa: A002
+        *,
+        limit: int | None = None,
+    ) -> list[str]:
+        """Members whose scores lie between two, both included, lowest first."""
+        command: list[Argument] = [
+            "ZRANGEBYSCORE",
+            self._keys(key).sorted,
+            _bound(min),
+            _bound(max),
+        ]
+        if limit is not None:
+            command += ("LIMIT", 0, _count("limit", limit))
+        return [to_text(member) for member in await self._call(*command)]
+
+    async def zremrangebyscore(self, key: str, min: Bound, max: Bound) -> int:  # noqa: A002
+        """Remove the members whose scores lie between two, both included; how many."""
+        return await self._call(
+            "ZREMRANGEBYSCORE", self._keys(key).sorted, _bound(min), _bound(max)
+        )
+
+    async def zcard(self, key: str) -> int:
+        """How many members there are."""
+        return await self._call("ZCARD", self._keys(key).sorted)
+
+    # inside
+
+    def _keys(self, key: str) -> CacheKeys:
+        return self._client.keys.cache(self.space, key)
+
+    async def _call(self, *command: Argument) -> Reply:
+        return await self._client.call(*command, role=Role.CACHE)
+
+    async def _pipeline(self, commands: Sequence[Command]) -> list[Reply]:
+        replies: list[Reply] = []
+        for start in range(0, len(commands), _CHUNK):
+            chunk = commands[start : start + _CHUNK]
+            replies += await self._client.pipeline(chunk, role=Role.CACHE)
+        for reply in replies:
+            if isinstance(reply, ServerError):
+                raise reply
+        return replies
+
+    async def _popped(
+        self, command: Literal["ZPOPMAX", "ZPOPMIN"], key: str, count: int
+    ) -> list[tuple[str, float]]:
+        flat = await self._call(command, self._keys(key).sorted, _count("count", count))
+        pairs = zip(flat[::2], flat[1::2], strict=True)
+        return [(to_text(member), float(score)) for member, score in pairs]
+
+    def _decoder(self, type_: Any) -> Callable[[bytes], Any]:
+        if not _is_plain(type_):
+            return self._codec.decoder(type_)
+        # Alone these would be read as they are, without quotes.
+        decode = self._codec.decoder(Optional[type_])  # noqa: UP045  it is a value here
+
+        def decode_plain(data: bytes) -> Any:
+            value = decode(data)
+            if value is None:
+                raise DecodeError(f"cannot read {type_}: it is null", data)
+            return value
+
+        return decode_plain
+
+
+def _is_plain(type_: Any) -> bool:
+    while True:
+        if get_origin(type_) is Annotated:
+            type_ = type_.__origin__
+        elif isinstance(type_, NewType):
+            type_ = type_.__supertype__
+        else:
+            return type_ in _PLAIN
+
+
+def _score(score: object) -> str:
+    if isinstance(score, (int, float)) and not isinstance(score, bool):
+        try:
+            if not math.isnan(score):
+                return repr(float(score))
+        except OverflowError:
+            pass
+    raise InvalidItem(f"score {str(score)[:60]!r}: expected a number")
+
+
+def _bound(bound: object) -> str:
+    if isinstance(bound, str):
+        if _is_bound(bound):
+            return bound
+        raise InvalidItem(f"score {bound[:60]!r}: expected a number, '-inf', '+inf' or '(5'")
+    return _score(bound)
+
+
+def _count(name: str, count: object) -> int:
+    if type(count) is int and count >= 1:
+        return count
+    raise SettingError(name, count, "a whole number from 1 on")
