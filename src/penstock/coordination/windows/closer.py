@@ -41,6 +41,7 @@ class WindowCloser(Service):
         super().__init__("windows")
         self.closed = 0
         """Batches that this one has closed."""
+        self.looks = 0
         self._client, self._codec = client, codec
         self._declared = {window.record.field: window for window in windows}
         self._windows = dict(self._declared)
@@ -103,6 +104,7 @@ class WindowCloser(Service):
         await asyncio.gather(
             *(self._close_all_of(window, waits, errors) for window in self._windows.values())
         )
+        self.looks += 1
         return self.closed - before, errors, min(waits)
 
     async def _close_all_of(
