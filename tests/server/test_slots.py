@@ -214,6 +214,16 @@ async def test_a_slot_that_the_server_has_taken_away_is_lost_at_the_next_renewal
     assert asked.lost
 
 
+async def test_a_holder_that_stood_still_knows_at_once_that_it_is_late(gpu, process):
+    other = await process(limit=1)
+    slot = await gpu.take(lease=0.2)
+    time.sleep(0.2)  # noqa: ASYNC251  a handler that computes, or a process that was stopped
+    assert slot.lost
+    assert (await other.take(timeout=2)).fence > slot.fence
+    assert not await slot.release()
+    assert (await other.state()).taken == 1
+
+
 async def test_an_ended_lease_is_not_renewed_even_if_nobody_has_the_slot_yet(gpu):
     slot = await gpu.take(lease=5)
     holder = (await client_of(gpu).call("ZRANGE", keys_of(gpu).holders, 0, -1))[0].decode()
@@ -502,6 +512,23 @@ async def test_a_block_ends_well_if_the_server_cannot_be_told_of_it(behind_proxy
         proxy.refuse()
         proxy.cut(reset=True)
     assert "free only after its lease" in caplog.text
+
+
+async def test_a_user_who_may_not_publish_releases_all_the_same(
+    start_server, open_client, namespace
+):
+    server = start_server()
+    server.command("ACL", "SETUSER", "shy", "on", ">secret", "~*", "resetchannels", "+@all")
+    url = server.url.replace("redis://", "redis://shy:secret@")
+    client = await open_client(url, namespace=namespace, slots=SlotSettings(recheck_s=0.05))
+    leases = Leases(client)
+    slots = Slots(client, "gpu", 1, leases=leases)
+    slot = await slots.take()
+    asked = asyncio.create_task(slots.take(timeout=5))
+    await waiting(slots, 1)
+    assert await slot.release()
+    assert await (await asked).release()
+    await leases.close()
 
 
 @pytest.mark.parametrize("binary", ["valkey", "redis62"])

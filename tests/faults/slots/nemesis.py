@@ -72,11 +72,14 @@ class Nemesis:
     def storm(self, kills: int) -> None:
         """Kill so many: one after the other at their times, and those that are left at once."""
         due: list[tuple[float, int]] = []
+        # Sometimes there is a line, sometimes a slot for everybody, who then takes it and gives it
+        # back all the time.
+        crowd = round(self.told["limit"] * self.chance.choice((0.75, 1, 1.5, 2.5)))
         for _ in range(kills):
-            if len(due) == self.told["holders"]:
+            if len(due) == crowd:
                 self.kill_next(due)
             heapq.heappush(due, (time.monotonic() + self.lifetime_s(), self.fork(self.live)))
-        while len(due) > self.told["holders"] // 2:
+        while len(due) > crowd // 2:
             self.kill_next(due)
         for _, pid in due:
             os.kill(pid, signal.SIGKILL)
@@ -134,7 +137,7 @@ class Nemesis:
             slot = await slots.take(timeout=None)
             lease = self.watched(slot)
             self.write("enters", pid, slot.fence, asked, time.monotonic(), lease.until)
-            longest = chance.choice((0.0, 0.002, 0.01, 0.05, self.told["lease_s"]))
+            longest = chance.choice((0.0, 0.0, 0.001, 0.01, 0.05, self.told["lease_s"]))
             await asyncio.sleep(chance.uniform(0, longest))
             self.write("leaves", pid, slot.fence, time.monotonic())
             await slot.release()

@@ -22,6 +22,6 @@ local ends = tonumber(redis.call('ZSCORE', KEYS[1], holder) or 0)
 local freed = redis.call('ZREM', KEYS[1], holder) + redis.call('ZREM', KEYS[2], ARGV[2])
 redis.call('HDEL', KEYS[3], ARGV[2])
 if freed > 0 and redis.call('EXISTS', KEYS[2]) == 1 then
-  redis.call('PUBLISH', KEYS[1], 'free')
+  redis.pcall('PUBLISH', KEYS[1], 'free')  -- where that is not allowed, they look by themselves
 end
 return ends > now and 1 or 0
