@@ -7,6 +7,7 @@ from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, ParamSpec, Self, TypeVar, Unpack, overload
 
+from penstock.coordination.access import Coordination
 from penstock.redis.client import Client
 from penstock.redis.codec import Codec
 from penstock.redis.doctor import Diagnosis, diagnose
@@ -42,7 +43,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
-class Penstock:
+class Penstock(Coordination):
     """One system on one server.
 
         app = Penstock()                       # the embedded server
@@ -56,6 +57,7 @@ class Penstock:
     """
 
     def __init__(self, url: str | None = None, *, settings: Settings | None = None) -> None:
+        super().__init__()
         self.settings = settings or Settings.load({"url": url})
         self.redis = Client(self.settings)
         self.codec = Codec(self.settings.codec)
@@ -81,6 +83,7 @@ class Penstock:
     async def close(self) -> None:
         """End every connection. May come twice, or before any open."""
         try:
+            await self.close_coordination()
             for topic in self._topics:
                 await topic.close()
         finally:
@@ -327,9 +330,9 @@ class Penstock:
     ) -> Worker:
         """A worker for this process; `await worker.run()` returns its exit code.
 
-        It runs a consumer for each subscription and each queue, moves delayed messages and keeps
-        the schedules. `queues` picks some of the queues, and leaves the subscriptions to others;
-        `concurrency` is for each of them.
+        It runs a consumer for each subscription and each queue, moves delayed messages, keeps the
+        schedules and closes the batches of windows that are due. `queues` picks some of the
+        queues, and leaves the subscriptions to others; `concurrency` is for each of them.
         """
         # Most programs that import penstock only send work.
         from penstock.runtime.heartbeat import Heartbeat  # noqa: PLC0415
@@ -356,6 +359,10 @@ class Penstock:
             heartbeat.load = staff.load
         if self._schedules is not None and self._schedules.declared:
             support.append(self._schedules.scheduler())
+        if self._windows:
+            from penstock.coordination.windows.closer import WindowCloser  # noqa: PLC0415
+
+            support.append(WindowCloser(self.redis, self.codec, self._windows))
         worker = Worker(work=work, support=support, settings=self.settings.worker)
         return worker
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from penstock.coordination.limits.answer import Answer
@@ -11,18 +13,20 @@ from penstock.errors import ServerError
 from penstock.redis.wire import Argument
 
 if TYPE_CHECKING:
+    from penstock.coordination.hints import Hints
     from penstock.coordination.limits.limit import Limit
 
 __all__ = ["LeasedPermits"]
 
 # Permits in advance count from the end of their time. More of a period than this would be lost.
 _PART_OF_PERIOD: Final = 0.02
+_MOST_LISTENED: Final = 100
 
 
 class _Held:
     """Permits in hand for one key."""
 
-    __slots__ = ("answer", "door", "left", "size", "timer", "until")
+    __slots__ = ("answer", "door", "left", "size", "timer", "until", "wake")
 
     def __init__(self) -> None:
         self.answer: Answer | None = None
@@ -30,6 +34,7 @@ class _Held:
         self.until = 0.0
         self.door = asyncio.Lock()
         self.timer: asyncio.TimerHandle | None = None
+        self.wake: Callable[[], None] | None = None
 
 
 class LeasedPermits:
@@ -39,8 +44,8 @@ class LeasedPermits:
     inside what it has counted. Permits that come back, or are used up, count as of then.
     """
 
-    def __init__(self, limit: Limit, size: int) -> None:
-        self._limit, self._size = limit, size
+    def __init__(self, limit: Limit, size: int, hints: Hints | None) -> None:
+        self._limit, self._size, self._hints = limit, size, hints
         self._held: dict[str, _Held] = {}
         self._returning: set[asyncio.Task[None]] = set()
         self._settings = limit.client.settings.limits
@@ -56,7 +61,10 @@ class LeasedPermits:
 
     async def refill(self, key: str, cost: int, priority: int) -> Answer:
         """Ask the server for more, one caller at a time, and use some of them."""
-        held = self._held.setdefault(key, _Held())
+        held = self._held.get(key)
+        if held is None:
+            held = self._held[key] = _Held()
+            await self._listen(key, held)
         async with held.door:
             if (answer := self.take(key, cost)) is not None:
                 return answer
@@ -84,16 +92,25 @@ class LeasedPermits:
             return told if cost == 1 else Answer(allowed=True, granted=cost)
 
     def drop(self, key: str) -> None:
-        """Use nothing of what is in hand any more; it stays counted until its time ends."""
+        """Use nothing of what is in hand any more; what is unused goes back when its time ends."""
         held = self._held.get(key)
         if held is not None:
-            held.left = 0
+            held.until = 0.0
 
     async def close(self) -> None:
         """Give everything back."""
         for key, held in self._held.items():
             await self._return(key, held)
+            if self._hints is not None and held.wake is not None:
+                await self._hints.unwatch(self._limit.keys(key).state, held.wake)
+        self._held.clear()
         await asyncio.gather(*self._returning)
+
+    async def _listen(self, key: str, held: _Held) -> None:
+        """Hear of a penalty at once, not only when what is in hand is used up."""
+        if self._hints is not None and len(self._held) <= _MOST_LISTENED:
+            held.wake = partial(self.drop, key)
+            await self._hints.watch(self._limit.keys(key).state, held.wake)
 
     def _hold_s(self) -> float:
         shortest_s = self._limit.setting.rates[0].period_s

@@ -12,6 +12,7 @@ from uuid import uuid4
 
 import msgspec
 
+from penstock.coordination.hints import Hints
 from penstock.coordination.limits.answer import Answer, Reason, Usage
 from penstock.coordination.limits.book import LimitBook
 from penstock.coordination.limits.gate import LimitGate
@@ -64,6 +65,7 @@ class Limit:
         lease: int = 0,
         away: Away = "closed",
         share: float = 0.0,
+        hints: Hints | None = None,
     ) -> None:
         self.name = check_name("limit", name)
         self._client = client
@@ -80,7 +82,7 @@ class Limit:
             raise SettingError("limit.away", away, "'closed' or 'share'")
         if (away == "share") != (0 < share <= 1):
             raise SettingError("limit.share", share, "the part of each process, with away='share'")
-        self._leased = LeasedPermits(self, lease) if lease else None
+        self._leased = LeasedPermits(self, lease, hints) if lease else None
         self._local = LocalShare(setting, share) if away == "share" else None
 
     def __repr__(self) -> str:
