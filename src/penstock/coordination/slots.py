@@ -78,7 +78,7 @@ class Slots:
         self._registry = client.keys.slots().registry
         self._settings = client.settings.slots
         self._lease_s = self._settings.lease_s if lease is None else checked_lease(lease)
-        self._about = (about if about is not None else _who_we_are())[:MAX_ABOUT]
+        self._about = about
         self._limit, self._limit_known_until = limit, 0.0
         self._line: dict[asyncio.Event, None] = {}
 
@@ -118,7 +118,8 @@ class Slots:
         """
         patience_s = math.inf if timeout is None else wait_s(timeout, "timeout")
         lease_s = self._lease_s if lease is None else checked_lease(lease)
-        attempt = _Attempt(f"{uuid.uuid4().hex}:{self._about}", lease_s, patience_s)
+        about = _who_we_are() if self._about is None else self._about
+        attempt = _Attempt(f"{uuid.uuid4().hex}:{about[:MAX_ABOUT]}", lease_s, patience_s)
         try:
             slot = await until_known(lambda: self._try(attempt), within_s=REPEAT_WITHIN_S)
             if slot is None and patience_s > 0:
