@@ -5,26 +5,17 @@ import subprocess
 import sys
 from datetime import UTC, datetime, timedelta
 
-import django
 import msgspec
 import pytest
-from django.conf import settings
 from django.db import connection, transaction
 from django.test import override_settings
+from tests.django_project import BACKEND, configure
 
 from penstock.errors import ConfigError
 from penstock.queues.items import read_item
 from penstock.testing.queues import clock, enqueued, run_until_idle
 
-BACKEND = "penstock.interfaces.django.PenstockBackend"
-
-if not settings.configured:
-    settings.configure(
-        USE_TZ=True,
-        DATABASES={"default": {"ENGINE": "django.db.backends.sqlite3", "NAME": ":memory:"}},
-        TASKS={"default": {"BACKEND": BACKEND, "QUEUES": ["default", "mail"]}},
-    )
-    django.setup()
+configure()
 
 from penstock.delivery.retries import Fixed, RetryPolicy  # noqa: E402
 from penstock.interfaces.django import framework, register, worker_app  # noqa: E402
