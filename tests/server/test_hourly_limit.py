@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from datetime import UTC, datetime
 
 import pytest
 
@@ -141,6 +142,21 @@ class TestTheTurnOfTheHour:
         assert (await limit.increment()).hour == "2024-12-31_23"
         await time.advance(900)
         assert (await limit.increment()).hour == "2025-01-01_00"
+
+    @pytest.mark.parametrize(
+        "moment",
+        [
+            "1999-12-31T23:59:59",
+            "2024-02-29T12:00:00",
+            "2100-02-28T23:00:00",
+            "2100-03-01T00:00:00",
+        ],
+    )
+    async def test_the_calendar_is_the_usual_one(self, client, moment):
+        when = datetime.fromisoformat(moment).replace(tzinfo=UTC)
+        await VirtualTime(client).set_ms(when.timestamp() * 1000)
+        await HourlyLimit(client).increment()
+        assert await client.call("EXISTS", counter(client, f"{when:%Y-%m-%d_%H}")) == 1
 
     async def test_a_count_is_never_forgotten_before_its_hour_is_over(self, client):
         limit, time = HourlyLimit(client), VirtualTime(client)

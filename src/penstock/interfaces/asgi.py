@@ -21,9 +21,7 @@ import msgspec
 from penstock.app import Penstock
 from penstock.coordination.limits.answer import Answer
 from penstock.coordination.limits.headers import to_headers
-from penstock.coordination.limits.limit import Limit
 from penstock.coordination.limits.rates import Rate
-from penstock.coordination.limits.setting import LimitSetting
 from penstock.errors import ServerError, SettingError
 from penstock.interfaces.forwarded import Callers
 
@@ -99,10 +97,7 @@ class RateLimitMiddleware:
         if away not in {"open", "closed"}:
             raise SettingError("away", away, "'open' or 'closed'")
         self._app = app
-        self._limits = {
-            name: Limit(penstock.redis, name, LimitSetting((tier.rate,)))
-            for name, tier in tiers.items()
-        }
+        self._limits = {name: penstock.limit(name, tier.rate) for name, tier in tiers.items()}
         self._tier_of = tier_of or _tier_of
         self._callers = Callers(trusted_proxies, ipv6_prefix=ipv6_prefix)
         self._is_open = away == "open"
