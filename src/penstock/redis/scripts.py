@@ -7,6 +7,7 @@ body together.
 from __future__ import annotations
 
 from penstock.redis.cache_scripts import CacheScripts
+from penstock.redis.feed_scripts import FeedScripts
 from penstock.redis.hourly_scripts import HourlyScripts
 from penstock.redis.limit_scripts import LimitScripts
 from penstock.redis.once_scripts import OnceScripts
@@ -38,5 +39,6 @@ class Scripts(
     SlotScripts,
     RunScripts,
     WindowScripts,
+    FeedScripts,
 ):
     """Every script as a call. Keys come from `redis/keys.py`; times are the server's."""
