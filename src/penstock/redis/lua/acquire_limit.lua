@@ -31,23 +31,22 @@ if ARGV[9] ~= '' then
   algo.change(ARGV[9], tonumber(ARGV[10]), tonumber(ARGV[11]), tonumber(ARGV[12]), now)
 end
 
-local before, ahead = 0, 0
+local before, ahead, line = 0, 0, {}
+if state[7] == 1 or ticket ~= '' then
 -- Include: limitline
-if state.l == 1 then
-  local own = ticket ~= '' and redis.call('ZSCORE', KEYS[3], ticket)
-  before, ahead = wanted_before(tonumber(own or -priority * PRIORITY_STEP + PRIORITY_STEP))
-  if not own and ahead == 0 and redis.call('EXISTS', KEYS[3]) == 0 then state.l = 0 end
+  before, ahead = line.before(ticket, priority)
 end
 
 local room, least_limit = math.huge, math.huge  -- room for us: what is left behind those before
-for _, window in ipairs(windows) do
-  window.left = left_in(window)
+for place = 1, #windows do
+  local window = windows[place]
+  window.left = algo.room(window) - window.extra
   if window.left - before < room then room = window.left - before end
   if window.limit < least_limit then least_limit = window.limit end
 end
 local grant, wait, reason = 0, 0, 0
-if state.u > now then
-  wait, reason = state.u - now, 3
+if state[5] > now then
+  wait, reason = state[5] - now, 3
 elseif wanted > 0 and room >= fewest then
   grant = math.min(wanted, room, math.max(fewest, math.floor(room * ARGV[4])))
 elseif wanted > 0 then
@@ -56,10 +55,10 @@ end
 
 local at = now + hold
 if grant > 0 then
-  state.s = state.s + 1
+  state[3] = state[3] + 1
   algo.take(grant, at)
-  if at > state.n then state.n = at end
-  if ticket ~= '' then leave_line(ticket) end
+  if at > state[4] then state[4] = at end
+  if ticket ~= '' then line.leave(ticket) end
 elseif wanted > 0 then
   if fewest > least_limit then
     wait = -1
@@ -80,14 +79,15 @@ elseif wanted > 0 then
     end
     if wait < 1 then wait = 1 end
   end
-  if ticket ~= '' and wait >= 0 then stand_in_line(ticket, priority, fewest, tonumber(ARGV[8])) end
+  if ticket ~= '' and wait >= 0 then line.stand(ticket, priority, fewest, tonumber(ARGV[8])) end
 end
 if not (is_new and wanted == 0) then save(hold) end
 
-local reply = {grant, math.ceil(wait), at, string.format('%.0f', state.s), reason, ahead}
-for _, window in ipairs(windows) do
-  reply[#reply + 1] = math.floor(left_in(window))
-  reply[#reply + 1] = math.ceil(math.max(algo.reset(window), window.extra > 0
-    and window.extra_until - now or 0))
+local reply = {grant, math.ceil(wait), at, string.format('%.0f', state[3]), reason, ahead}
+for place = 1, #windows do
+  local window = windows[place]
+  local reset = algo.reset(window)
+  if window.extra > 0 then reset = math.max(reset, window.extra_until - now) end
+  reply[5 + 2 * place], reply[6 + 2 * place] = algo.room(window) - window.extra, math.ceil(reset)
 end
 return reply

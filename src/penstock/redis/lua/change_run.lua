@@ -54,10 +54,9 @@ else
   if FINAL[to] then
     redis.call('HSET', KEYS[1], 'ended_ms', now)
     said.processed, said.failures = redis.call('SCARD', KEYS[4]), redis.call('ZCARD', KEYS[5])
-    redis.call('HSET', KEYS[3], 'final', tell(ARGV[7], 'finished', cjson.encode(said)))
+    tell(ARGV[7], 'finished', cjson.encode(said))
   else
     redis.call('HDEL', KEYS[1], 'ended_ms')
-    redis.call('HDEL', KEYS[3], 'final')
     tell(ARGV[7], 'status', cjson.encode(said))
   end
 end

@@ -14,7 +14,7 @@
 local algorithm, first = ARGV[1], 3
 -- Include: limitstate
 local ms = tonumber(ARGV[2])
-state.u = ms > 0 and math.max(state.u, now + ms) or 0
+state[5] = ms > 0 and math.max(state[5], now + ms) or 0
 save(0)
 redis.call('PUBLISH', KEYS[2], 'penalty')
-return math.max(0, state.u - now)
+return math.max(0, state[5] - now)

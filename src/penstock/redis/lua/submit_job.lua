@@ -49,11 +49,14 @@ if ARGV[11] ~= '0' then
     if holder then return {2, redis.call('LLEN', list), 0, 0, holder, 0} end
   else
     token = '!' .. string.sub(ARGV[16], 2, 33)
-    if redis.call('GET', KEYS[11]) == token then
+    local by = redis.call('GET', KEYS[11])
+    if by == token then
       return {2, redis.call('LLEN', list), 0, 0, id, 0, {}, holder or ''}
     end
-    if holder and string.sub(ARGV[16], 1, 1) == '=' then
-      return {2, redis.call('LLEN', list), 0, 0, '', 0, {}, holder}
+    -- Without a `!` it is one who is at work on it, even if somebody deleted the key.
+    local taken = holder or (by and string.sub(by, 1, 1) ~= '!')
+    if taken and string.sub(ARGV[16], 1, 1) == '=' then
+      return {2, redis.call('LLEN', list), 0, 0, '', 0, {}, holder or ''}
     end
   end
 end

@@ -19,7 +19,7 @@
       .. string.sub(window.ring, place + SIZE + 1)
   end
 
-  local function oldest(window)
+  local function oldest_in(window)
     return window.edge - AHEAD - buckets
   end
 
@@ -32,7 +32,7 @@
     if window.is_known or is_new then return end
     -- A period that was not counted before: all that is known of others may be in it.
     local most = 0
-    for _, known in ipairs(state.w) do most = math.max(most, known[2]) end
+    for place = HEAD + 1, #state, FIELDS do most = math.max(most, state[place + 1]) end
     window.extra, window.extra_until = math.max(window.extra, most), now + window.ms
   end
 
@@ -59,7 +59,7 @@
   end
 
   function algo.reset(window)
-    return window.used > 0 and state.n + window.ms * (1 + 1 / buckets) - now or 0
+    return window.used > 0 and state[4] + window.ms * (1 + 1 / buckets) - now or 0
   end
 
   function algo.take(count, at)
@@ -71,7 +71,7 @@
   end
 
   function algo.wait(window, need)
-    for number = oldest(window), window.edge do
+    for number = oldest_in(window), window.edge do
       need = need - count_in(window, number)
       if need <= 0 then return (number + 1) * window.ms / buckets + window.ms - now end
     end
@@ -82,7 +82,7 @@
     local changed = 0
     for _, window in ipairs(windows) do
       local number = number_of(logged_at, window)
-      if number >= oldest(window) then
+      if number >= oldest_in(window) then
         number = math.min(number, window.edge)
         local has = count_in(window, number)
         local taken = math.min(old, has)

@@ -1,5 +1,6 @@
   -- Every admitted call with its weight is in a log; what is in a window is summed up as calls
-  -- come and leave. `edge`: what is logged up to there is not in the window any more.
+  -- come and leave. `edge`: what is logged up to there is not in the window any more; `oldest`:
+  -- nothing that is in it was logged before.
   local function weight_of(member)
     return tonumber(string.match(member, '%*(%d+)$') or 1)
   end
@@ -17,26 +18,31 @@
     for _, member in ipairs(redis.call('ZRANGEBYSCORE', KEYS[1], '(' .. now, '+inf')) do
       redis.call('ZADD', KEYS[1], now, member)
     end
-    state.n = now
+    state[4], state[6] = now, 0
+  end
+
+  local function find_oldest(window)
+    local found = redis.call('ZRANGEBYSCORE', KEYS[1], '(' .. window.edge, '+inf', 'WITHSCORES',
+      'LIMIT', 0, 1)
+    window.oldest = tonumber(found[2] or 0)
   end
 
   function algo.begin(window)
     window.edge = now - window.ms
     window.used = sum('(' .. window.edge, '+inf')
+    find_oldest(window)
   end
 
   function algo.advance(window)
     local edge = now - window.ms
-    if edge <= window.edge or window.used == 0 then
-      if edge > window.edge then window.edge = edge end
-      return
-    end
-    local gone = sum('(' .. window.edge, edge)
-    window.edge = edge
-    if gone > 0 then
-      window.used = window.used - gone
+    if edge <= window.edge then return end
+    if window.used > 0 and edge >= window.oldest then
+      window.used = window.used - sum('(' .. window.edge, edge)
       if window.ms == longest then redis.call('ZREMRANGEBYSCORE', KEYS[1], '-inf', edge) end
+      window.edge = edge
+      find_oldest(window)
     end
+    window.edge = edge
   end
 
   function algo.room(window)
@@ -44,16 +50,20 @@
   end
 
   function algo.reset(window)
-    return window.used > 0 and state.n + window.ms - now or 0
+    return window.used > 0 and state[4] + window.ms - now or 0
   end
 
   function algo.take(count, at)
-    local member = string.format(count == 1 and '%.0f' or '%.0f*%.0f', state.s, count)
+    local member = string.format(count == 1 and '%.0f' or '%.0f*%.0f', state[3], count)
     redis.call('ZADD', KEYS[1], at, member)
-    for _, window in ipairs(windows) do window.used = window.used + count end
-    if state.x < at + longest then
-      state.x = at + 2 * longest
-      redis.call('PEXPIRE', KEYS[1], state.x - now + 1000)
+    for place = 1, #windows do
+      local window = windows[place]
+      if window.used == 0 or at < window.oldest then window.oldest = at end
+      window.used = window.used + count
+    end
+    if state[6] < at + longest then
+      state[6] = at + 2 * longest
+      redis.call('PEXPIRE', KEYS[1], state[6] - now + 1000)
     end
   end
 
@@ -81,12 +91,13 @@
     if not score then return 0 end
     redis.call('ZREM', KEYS[1], member)
     score = tonumber(score)
+    local to = at and at < score and at or score
     for _, window in ipairs(windows) do
-      if score > window.edge then window.used = window.used - old + new end
+      if score > window.edge then
+        window.used = window.used - old + new
+        if new > 0 and to < window.oldest then window.oldest = to end
+      end
     end
-    if at and at < score then score = at end
-    if new > 0 then
-      redis.call('ZADD', KEYS[1], score, new == 1 and id or id .. '*' .. new)
-    end
+    if new > 0 then redis.call('ZADD', KEYS[1], to, new == 1 and id or id .. '*' .. new) end
     return old - new
   end

@@ -1,35 +1,39 @@
--- The state of one limit, for the scripts that follow: `state` and its `windows`, brought up to
--- `now`. A script says in ARGV, from `first` on, how the limit is set: buckets of the compact
--- algorithm, then limit, period in ms and burst of each window.
+-- The state of one limit, for the scripts that follow: its `windows`, brought up to `now`. A script
+-- says in ARGV, from `first` on, how the limit is set: buckets of the compact algorithm, then limit,
+-- period in ms and burst of each window.
 --
--- What a window has: ms, limit, used (of its own algorithm), extra and extra_until (what the
--- provider has counted besides). Stored as MessagePack, in this order.
+-- Stored is a list, as MessagePack: algorithm, the latest `now`, the latest id, the latest time that
+-- was logged, the end of the penalty, when the log expires, whether callers wait; then for each
+-- window its ms, what is used, edge and oldest (both of its own algorithm), what the provider has
+-- counted besides and until when, and its buckets ('' for none).
 
 local FROZEN_MS = 60000  -- a clock set back by less stands still; by more, times are set anew
+local HEAD, FIELDS = 7, 7
 
 local stored = redis.call('GET', KEYS[2])
-local state = stored and cmsgpack.unpack(stored)
-local is_new = not state
-if is_new then state = {a = algorithm, c = now, s = 0, n = 0, u = 0, x = 0, l = 0, w = {}} end
-local set_back = state.c - now > FROZEN_MS
-if now < state.c and not set_back then now = state.c end
-state.c = now
+local is_new = not stored
+local state = stored and cmsgpack.unpack(stored) or {algorithm, now, 0, 0, 0, 0, 0}
+local set_back = state[2] - now > FROZEN_MS
+if now < state[2] and not set_back then now = state[2] end
+state[2] = now
 
-local windows, longest, ring_size = {}, 0, 0
-local buckets = tonumber(ARGV[first])
+local windows, longest, buckets = {}, 0, tonumber(ARGV[first])
 for place = first + 1, #ARGV, 3 do
   local ms = tonumber(ARGV[place + 1])
-  local window = {ms = ms, limit = tonumber(ARGV[place]), burst = tonumber(ARGV[place + 2]),
-                  used = 0, extra = 0, extra_until = 0}
-  for _, known in ipairs(state.w) do
-    if known[1] == ms then
-      window.used, window.edge, window.ring = known[2], known[3], known[6]
-      window.extra, window.extra_until = known[4], known[5]
-      window.is_known = true
+  local at = HEAD + 1 + #windows * FIELDS
+  if state[at] ~= ms then
+    at = nil
+    for other = HEAD + 1, #state, FIELDS do
+      if state[other] == ms then at = other end
     end
   end
-  if window.extra_until <= now then window.extra = 0 end
-  windows[#windows + 1] = window
+  local extra, extra_until = at and state[at + 4] or 0, at and state[at + 5] or 0
+  windows[#windows + 1] = {
+    ms = ms, limit = tonumber(ARGV[place]), burst = tonumber(ARGV[place + 2]),
+    is_known = at ~= nil, used = at and state[at + 1] or 0, edge = at and state[at + 2] or 0,
+    oldest = at and state[at + 3] or 0, ring = at and state[at + 6] or '', left = 0,
+    extra = extra_until > now and extra or 0, extra_until = extra_until
+  }
   if ms > longest then longest = ms end
 end
 
@@ -42,34 +46,34 @@ else
 -- Include: gcralimit
 end
 
-if state.a ~= algorithm then
+if state[1] ~= algorithm then
   -- What another algorithm has counted is kept as a sum, for a whole period from now on.
   for _, window in ipairs(windows) do
     if window.is_known then
-      local old = state.a == 'gcra' and window.limit or window.used
+      local old = state[1] == 'gcra' and window.limit or window.used
       window.extra, window.extra_until = math.max(window.extra, old), now + window.ms
     end
-    window.used, window.edge, window.ring, window.is_known = 0, nil, nil, false
+    window.used, window.is_known = 0, false
   end
   redis.call('DEL', KEYS[1])
-  state.a = algorithm
+  state[1] = algorithm
 end
-for _, window in ipairs(windows) do
+for place = 1, #windows do
+  local window = windows[place]
   if not window.is_known or set_back then algo.begin(window) else algo.advance(window) end
 end
 
-local function left_in(window)
-  return algo.room(window) - window.extra
-end
-
 local function save(hold)
-  local kept = {}
-  for place, window in ipairs(windows) do
-    kept[place] = {window.ms, window.used, window.edge, window.extra, window.extra_until,
-                   window.ring}
+  local at = HEAD
+  for place = 1, #windows do
+    local window = windows[place]
+    state[at + 1], state[at + 2], state[at + 3] = window.ms, window.used, window.edge
+    state[at + 4], state[at + 5], state[at + 6] = window.oldest, window.extra, window.extra_until
+    state[at + 7] = window.ring
+    at = at + FIELDS
   end
-  state.w = kept
+  for place = #state, at + 1, -1 do state[place] = nil end
   local ttl = 2 * longest + hold + 1000
-  if state.u - now > ttl then ttl = state.u - now end
-  redis.call('SET', KEYS[2], cmsgpack.pack(state), 'PX', math.ceil(ttl))
+  if state[5] - now > ttl then ttl = state[5] - now end
+  redis.call('SET', KEYS[2], cmsgpack.pack(state), 'PX', ttl)
 end

@@ -28,13 +28,27 @@ local function remember(token, answer)
   if oldest > first then redis.call('HSET', KEYS[3], 'first_call', oldest) end
 end
 
--- Adds an event to the feed. `data` is JSON.
+local function number_in(field)
+  return tonumber(redis.call('HGET', KEYS[1], field) or 0) or 0
+end
+
+-- Adds an event to the feed; `data` is JSON. Who comes later begins with how things stand now, so
+-- all else is to be written before. Every event of a run that has ended ends those who read.
 local function tell(cap, kind, data)
+  local status = redis.call('HGET', KEYS[1], 'status')
   local number = redis.call('HINCRBY', KEYS[3], 'seq', 1)
-  redis.call('XADD', KEYS[2], 'MAXLEN', '~', cap, number .. '-0',
-    'type', kind, 'data', data, 'ms', now)
+  local fields = {'type', kind, 'data', data, 'ms', now}
+  if FINAL[status] then
+    fields[7], fields[8] = 'final', '1'
+    redis.call('HSET', KEYS[3], 'final', number)
+  else
+    redis.call('HDEL', KEYS[3], 'final')
+  end
+  redis.call('XADD', KEYS[2], 'MAXLEN', '~', cap, number .. '-0', unpack(fields))
+  redis.call('HSET', KEYS[3], 'state_seq', number, 'state', cjson.encode({
+    status = status, version = number_in('version'),
+    processed = redis.call('SCARD', KEYS[4]), failures = redis.call('ZCARD', KEYS[5])}))
   redis.call('PUBLISH', KEYS[2], number)
-  return number
 end
 
 -- Gives all keys of a final run an end, unless a failure in it is open; takes it away otherwise.
@@ -52,8 +66,4 @@ local function see_to_end(keep_ms)
     redis.call('HDEL', KEYS[1], 'ends_ms')
     for _, key in ipairs(ALL) do redis.call('PERSIST', key) end
   end
-end
-
-local function number_in(field)
-  return tonumber(redis.call('HGET', KEYS[1], field) or 0) or 0
 end
