@@ -74,6 +74,24 @@ from penstock.redis.shared import close_redis, get_redis, get_redis_optional, in
 from penstock.settings import Settings
 
 if TYPE_CHECKING:
+    from penstock.coordination.cache import Cache
+    from penstock.coordination.feeds.events import Event, Snapshot
+    from penstock.coordination.feeds.feed import Feed
+    from penstock.coordination.limits.answer import Answer, Usage
+    from penstock.coordination.limits.book import LimitBook
+    from penstock.coordination.limits.hourly import HourlyCount, HourlyLimit
+    from penstock.coordination.limits.limit import Limit
+    from penstock.coordination.limits.rates import Rate
+    from penstock.coordination.limits.reservation import Reservation
+    from penstock.coordination.limits.setting import LimitSetting
+    from penstock.coordination.once import Enqueued, Mark, Once
+    from penstock.coordination.runs.records import RunRecord
+    from penstock.coordination.runs.run import Run
+    from penstock.coordination.runs.runs import Runs
+    from penstock.coordination.slot import Slot
+    from penstock.coordination.slots import Slots
+    from penstock.coordination.windows.batches import Added, OpenBatch
+    from penstock.coordination.windows.window import Window
     from penstock.delivery.depends import INJECTED, Depends
     from penstock.delivery.retries import DeadLetter, Exponential, Fixed, Retry, RetryPolicy
     from penstock.queues.admin import QueueAdmin
@@ -104,6 +122,24 @@ if TYPE_CHECKING:
     from penstock.topics.topic import Topic
 
 _LAZY = {
+    "coordination.cache": ("Cache",),
+    "coordination.feeds.events": ("Event", "Snapshot"),
+    "coordination.feeds.feed": ("Feed",),
+    "coordination.limits.answer": ("Answer", "Usage"),
+    "coordination.limits.book": ("LimitBook",),
+    "coordination.limits.hourly": ("HourlyCount", "HourlyLimit"),
+    "coordination.limits.limit": ("Limit",),
+    "coordination.limits.rates": ("Rate",),
+    "coordination.limits.reservation": ("Reservation",),
+    "coordination.limits.setting": ("LimitSetting",),
+    "coordination.once": ("Enqueued", "Mark", "Once"),
+    "coordination.runs.records": ("RunRecord",),
+    "coordination.runs.run": ("Run",),
+    "coordination.runs.runs": ("Runs",),
+    "coordination.slot": ("Slot",),
+    "coordination.slots": ("Slots",),
+    "coordination.windows.batches": ("Added", "OpenBatch"),
+    "coordination.windows.window": ("Window",),
     "delivery.depends": ("INJECTED", "Depends"),
     "queues.admin": ("QueueAdmin",),
     "queues.context": ("JobContext", "current_job"),
@@ -188,6 +224,31 @@ __all__ = [
     "QueueDeadLetters",
     "Depends",
     "INJECTED",
+    # coordination
+    "Once",
+    "Mark",
+    "Enqueued",
+    "Limit",
+    "Answer",
+    "Reservation",
+    "Usage",
+    "Rate",
+    "LimitSetting",
+    "LimitBook",
+    "HourlyLimit",
+    "HourlyCount",
+    "Window",
+    "Added",
+    "OpenBatch",
+    "Runs",
+    "Run",
+    "RunRecord",
+    "Slots",
+    "Slot",
+    "Feed",
+    "Event",
+    "Snapshot",
+    "Cache",
     # is it well?
     "Health",
     "NodeHealth",
