@@ -167,28 +167,29 @@ async def test_acquire_knows_at_once_that_it_would_wait_too_long(limit_of):
 
 
 async def test_callers_are_served_in_the_order_in_which_they_asked(limit_of):
-    limit = limit_of("1/150ms")
-    await limit.acquire()
+    limit = limit_of("1/50ms")
+    await limit.penalise(300)
     served: list[int] = []
 
     async def caller(number):
-        await limit.acquire(timeout=10)
+        await limit.acquire()
         served.append(number)
 
     async with asyncio.TaskGroup() as callers:
         for number in range(6):
             callers.create_task(caller(number))
             await waiting(limit, number + 1)
+        await limit.penalise(0)
     assert served == [0, 1, 2, 3, 4, 5]
 
 
 async def test_higher_priority_goes_first(limit_of):
-    limit = limit_of("1/300ms")
-    await limit.acquire()
+    limit = limit_of("1/50ms")
+    await limit.penalise(300)
     served: list[str] = []
 
     async def caller(name, priority):
-        await limit.acquire(timeout=10, priority=priority)
+        await limit.acquire(priority=priority)
         served.append(name)
 
     async with asyncio.TaskGroup() as callers:
@@ -197,6 +198,8 @@ async def test_higher_priority_goes_first(limit_of):
         callers.create_task(caller("high", 5))
         await waiting(limit, 2)
         callers.create_task(caller("normal", 0))
+        await waiting(limit, 3)
+        await limit.penalise(0)
     assert served == ["high", "normal", "low"]
 
 
