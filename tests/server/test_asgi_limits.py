@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -129,6 +130,12 @@ async def test_processes_count_together(app, open_app, place, caller):
     clients = [caller(RateLimitMiddleware(hello, one, SMALL)) for one in apps]
     codes = [(await clients[turn % 2].get("/")).status_code for turn in range(5)]
     assert codes == [200, 200, 200, 429, 429]
+
+
+async def test_requests_at_the_same_moment_share_what_there_is(app, caller):
+    api = caller(RateLimitMiddleware(hello, app))
+    responses = await asyncio.gather(*(api.get("/") for _ in range(200)))
+    assert [one.status_code for one in responses].count(200) == 70
 
 
 async def test_refused_requests_are_not_counted(app, caller):

@@ -166,8 +166,9 @@ class TestTheTurnOfTheHour:
         assert 1_790_000 < left <= 1_800_000
 
 
-async def test_a_full_server_still_counts(start_server, namespace, open_client):
-    server = start_server("valkey")
+@pytest.mark.parametrize("binary", ["valkey", "redis62"])
+async def test_a_full_server_still_counts(start_server, namespace, open_client, binary):
+    server = start_server(binary)
     client = await open_client(server.url, namespace=namespace)
     limit = HourlyLimit(client)
     server.command("CONFIG", "SET", "maxmemory", "1")
