@@ -2,15 +2,13 @@
 
 import asyncio
 import gc
-from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from functools import partial
 
 import pytest
+from tests.feed_program import numbers, program, rest, take
 
 from penstock.coordination.feeds import reader as reader_module
 from penstock.coordination.feeds.feed import Feed
-from penstock.coordination.feeds.hub import FeedHub
 from penstock.coordination.hints import Hints
 from penstock.coordination.repeating import until_known
 from penstock.errors import (
@@ -22,41 +20,8 @@ from penstock.errors import (
     ReaderTooSlow,
     Unreachable,
 )
-from penstock.redis.client import Client
-from penstock.redis.codec import Codec
-from penstock.settings import FeedSettings, Settings, TimeoutSettings
+from penstock.settings import TimeoutSettings
 from penstock.testing.eventually import eventually
-
-
-@dataclass
-class Program:
-    """One process, as far as the server can tell."""
-
-    client: Client
-    codec: Codec
-    hub: FeedHub
-
-    def feed(self, name="news"):
-        return Feed(self.client, self.codec, self.hub, name)
-
-
-@asynccontextmanager
-async def program(url, namespace="", timeouts=None, **feeds):
-    settings = Settings(
-        url=url,
-        namespace=namespace,
-        feeds=FeedSettings(**{"poll_s": 30.0, **feeds}),
-        timeouts=timeouts or TimeoutSettings(),
-    )
-    async with Client(settings) as client:
-        hints = Hints(client)
-        codec = Codec(settings.codec)
-        hub = FeedHub(client, codec, hints)
-        try:
-            yield Program(client, codec, hub)
-        finally:
-            await hub.close()
-            await hints.close()
 
 
 @pytest.fixture
@@ -69,26 +34,6 @@ async def here(place, namespace):
 @pytest.fixture
 def feed(here):
     return here.feed()
-
-
-async def take(reader, count):
-    """The next events, as numbers and types."""
-    async with asyncio.timeout(10):
-        return [event async for event, _ in zip_async(reader, range(count))]
-
-
-async def zip_async(reader, counter):
-    for number in counter:
-        yield await anext(reader), number
-
-
-async def rest(reader):
-    async with asyncio.timeout(10):
-        return [event async for event in reader]
-
-
-def numbers(events):
-    return [event.number for event in events]
 
 
 # ---- publishing

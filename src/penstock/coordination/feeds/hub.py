@@ -22,6 +22,7 @@ from penstock.errors import NotOpen, PenstockError, ServerError
 from penstock.quiet import RateLimitedLog
 from penstock.redis.client import Client
 from penstock.redis.codec import Codec
+from penstock.redis.keys import SLOTS, key_slot
 from penstock.redis.wire import Reply
 
 __all__ = ["FeedHub", "Place", "Seat", "Tail"]
@@ -31,8 +32,9 @@ quiet = RateLimitedLog(logger)
 
 MOST_AT_ONCE: Final = 500
 """Events of one feed that are read in one go."""
-# Looks under way at the same time: a node that does not answer holds up only the feeds on it.
-_MOST_LOOKS = 4
+# On a cluster feeds of neighbouring slots, which are mostly on one node, are looked at together: a
+# node that does not answer holds up only the feeds on it.
+_SLOTS_TOGETHER = SLOTS // 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +84,9 @@ class FeedHub:
         """Return the tail of a feed, watched; the caller holds it until `let_go`."""
         tail = self._tails.get(place.events)
         if tail is None:
-            tail = self._tails[place.events] = Tail(self, self._hints, place, self._settings.buffer)
+            part = key_slot(place.events) // _SLOTS_TOGETHER if self._client.keys.cluster else 0
+            tail = Tail(self, self._hints, place, part, self._settings.buffer)
+            self._tails[place.events] = tail
         tail.holds += 1
         if self._polling is None or self._polling.done():
             self._polling = asyncio.create_task(self._poll(), name="feeds poll")
@@ -115,14 +119,15 @@ class FeedHub:
         self._about_to_look = False
         self._with_news = {tail for tail in self._with_news if tail.seats}
         ready = [tail for tail in self._with_news if not tail.is_looked_at]
-        if not ready or len(self._looks) >= _MOST_LOOKS:
-            return
         self._with_news.difference_update(ready)
+        together: dict[int, list[Tail]] = {}
         for tail in ready:
             tail.is_looked_at = True
-        look = asyncio.create_task(self._look_at(ready), name="feeds look")
-        self._looks.add(look)
-        look.add_done_callback(self._looked)
+            together.setdefault(tail.part, []).append(tail)
+        for tails in together.values():
+            look = asyncio.create_task(self._look_at(tails), name="feeds look")
+            self._looks.add(look)
+            look.add_done_callback(self._looked)
 
     def _looked(self, look: asyncio.Task[None]) -> None:
         self._looks.discard(look)
@@ -209,8 +214,8 @@ class FeedHub:
 class Tail:
     """The end of one feed: gets what is new, and hands it to everybody who sits there."""
 
-    def __init__(self, hub: FeedHub, hints: Hints, place: Place, buffer: int) -> None:
-        self.place = place
+    def __init__(self, hub: FeedHub, hints: Hints, place: Place, part: int, buffer: int) -> None:
+        self.place, self.part = place, part
         self.watching = asyncio.create_task(hints.watch(place.events, self.wake))
         self.position = 0
         """Number up to which those who sit here have everything."""
