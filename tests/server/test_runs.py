@@ -6,7 +6,7 @@ from datetime import UTC, datetime, timedelta, timezone
 import pytest
 
 from penstock.coordination.runs.runs import Runs
-from penstock.errors import EncodeError, InvalidItem, InvalidName, RunConflict, RunMissing
+from penstock.errors import EncodeError, InvalidItem, InvalidName, NotOpen, RunConflict, RunMissing
 from penstock.redis.keys.reading import read_key
 from penstock.testing.virtual_time import VirtualTime
 
@@ -18,7 +18,7 @@ KEEP_MS = 25 * HOUR_MS
 
 @pytest.fixture
 def runs(app):
-    return Runs(app.redis, app.codec)
+    return app.runs
 
 
 @pytest.fixture
@@ -499,6 +499,47 @@ async def test_starting_runs_sweeps_those_that_are_gone(runs, app):
     await app.redis.call("ZADD", registry, *(x for n in range(10) for x in (n, f"gone {n}")))
     await runs.start("r")
     assert await app.redis.call("ZRANGE", registry, 0, -1) == [b"r"]
+
+
+# ---- the feed
+
+
+async def test_readers_of_the_feed_begin_with_how_things_stand_and_end_with_the_run(runs, run):
+    await run.move("running")
+    await run.mark_processed("1")
+    feed = runs.open(ID).feed
+    reader = feed.read()
+    first = await anext(reader)
+    assert (first.number, first.is_snapshot) == (3, True)
+    assert first.data == {"status": "running", "version": 2, "processed": 1, "failures": 0}
+    await run.fail("2", "no", final=True)
+    await run.finish("failed")
+    rest = [(event.number, event.type, event.final) async for event in reader]
+    assert rest == [(4, "failed", False), (5, "finished", True)]
+    everything = [event.type async for event in feed.read(after=0)]
+    assert everything == ["started", "status", "progress", "failed", "finished"]
+
+
+async def test_who_reads_the_feed_after_the_end_sees_it_whatever_came_later(runs, run):
+    await run.fail("2", "no")
+    await run.finish("failed")
+    await run.mark_processed("2", "late")
+    feed = runs.open(ID).feed
+    (last,) = [event async for event in feed.read()]
+    assert (last.is_snapshot, last.final) == (True, True)
+    assert last.data == {"status": "failed", "version": 2, "processed": 2, "failures": 0}
+    later = [event.type async for event in feed.read(after=3)]
+    assert later == ["resolved"], "each event after the end is an end for those who read"
+    await run.reopen()
+    reader = feed.read()
+    assert not (await anext(reader)).final
+    await run.finish()
+    assert [event.type async for event in reader] == ["finished"]
+
+
+async def test_a_run_outside_an_application_has_no_feed(app):
+    with pytest.raises(NotOpen):
+        _ = Runs(app.redis, app.codec).open("r").feed
 
 
 # ---- what is remembered of calls

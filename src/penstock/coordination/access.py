@@ -97,6 +97,7 @@ class Coordination:
         algorithm: Algorithm = "exact",
         burst: int | None = None,
         buffer: float = 0,
+        margin: float = 0,
         lease: int = 0,
         away: Away = "closed",
         share: float = 0.0,
@@ -107,6 +108,8 @@ class Coordination:
         - `algorithm`: "exact" logs every call; "compact" needs 2 KiB at most and admits 1 % less;
           "gcra" spreads calls evenly after a `burst`.
         - `buffer`: how many calls (or, below 1, which part) of each window are never used.
+        - `margin`: seconds by which each period is taken longer, because calls travel unequally
+          long: the other side's period begins when a call arrives.
         - `lease`: how many permits a process may take in advance, for speed.
         - `away`: while the server is away nobody is let through ("closed"), or each process has
           its `share` of the windows ("share").
@@ -114,7 +117,9 @@ class Coordination:
         from penstock.coordination.limits.limit import Limit  # noqa: PLC0415
         from penstock.coordination.limits.setting import setting_of  # noqa: PLC0415
 
-        setting = setting_of(windows, algorithm=algorithm, burst=burst, buffer=buffer)
+        setting = setting_of(
+            windows, algorithm=algorithm, burst=burst, buffer=buffer, margin=margin
+        )
         words = (name, setting, lease, away, share)
         if words not in self._limits:
             hints = self.hints if lease else None
@@ -182,7 +187,7 @@ class Coordination:
         """Records of runs: status, what was processed, what failed, and how far they are."""
         from penstock.coordination.runs.runs import Runs  # noqa: PLC0415
 
-        return Runs(self.redis, self.codec)
+        return Runs(self.redis, self.codec, self.hub)
 
     # ---- slots, feeds, cache
 

@@ -8,6 +8,8 @@ from typing import Any, Final
 
 import msgspec
 
+from penstock.coordination.feeds.feed import Feed
+from penstock.coordination.feeds.hub import FeedHub
 from penstock.coordination.limits.hourly import HourlyLimit
 from penstock.coordination.runs.acting import ask
 from penstock.coordination.runs.items import RunItems
@@ -30,7 +32,7 @@ from penstock.coordination.runs.values import (
     check_watermark,
     check_whole,
 )
-from penstock.errors import InvalidItem, RunMissing
+from penstock.errors import InvalidItem, NotOpen, RunMissing
 from penstock.redis.client import Client
 from penstock.redis.codec import Codec
 from penstock.redis.wire import Command, Reply
@@ -62,9 +64,12 @@ class Run(RunItems):
     nothing is done twice. `RunMissing` if there is no such run (any more).
     """
 
-    def __init__(self, client: Client, codec: Codec, run_id: str, *, created: bool = False) -> None:
+    def __init__(
+        self, client: Client, codec: Codec, run_id: str, hub: FeedHub | None = None
+    ) -> None:
         super().__init__(client, codec, run_id)
-        self.created = created
+        self._hub = hub
+        self.created = False
         """Whether it was `Runs.start` here that made it, and not an earlier one."""
         # JSON that other programs can read, too: never compressed.
         plain = client.settings.codec
@@ -216,6 +221,20 @@ class Run(RunItems):
         return read_starts(await self.client.call("HGETALL", self.keys.starts))
 
     # ---- what others see
+
+    @property
+    def feed(self) -> Feed:
+        """The run's events for any number of readers, who end when the run does.
+
+        async for event in run.feed.read():
+            print(event.number, event.type, event.data)
+        """
+        if self._hub is None:
+            raise NotOpen("a run has a feed if it comes from an application: `app.runs.open(…)`")
+        keys = self.keys
+        return Feed.at(
+            self.client, self.codec, self._hub, name=self.id, events=keys.events, state=keys.feed
+        )
 
     async def events(self, after: int = 0, limit: int = 100) -> list[RunEvent]:
         """What happened after event number `after`, in order, as far as it is kept."""

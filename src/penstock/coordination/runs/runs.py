@@ -6,6 +6,7 @@ import uuid
 from collections.abc import Mapping
 from typing import Final
 
+from penstock.coordination.feeds.hub import FeedHub
 from penstock.coordination.repeating import until_known
 from penstock.coordination.runs.acting import ask
 from penstock.coordination.runs.records import RunRecord
@@ -34,8 +35,8 @@ class Runs:
     An id may have any characters, up to 512 of them.
     """
 
-    def __init__(self, client: Client, codec: Codec) -> None:
-        self._client, self._codec = client, codec
+    def __init__(self, client: Client, codec: Codec, hub: FeedHub | None = None) -> None:
+        self._client, self._codec, self._hub = client, codec, hub
         self._registry = client.keys.runs().registry
 
     async def start(
@@ -72,7 +73,7 @@ class Runs:
 
     def open(self, run_id: str) -> Run:
         """Return a run without looking whether there is one."""
-        return Run(self._client, self._codec, check_run(run_id))
+        return Run(self._client, self._codec, check_run(run_id), self._hub)
 
     async def get(self, run_id: str) -> RunRecord:
         """Read what is known of a run; `RunMissing` if there is none. One round trip."""

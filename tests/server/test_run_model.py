@@ -1,0 +1,98 @@
+"""Whatever happens to a run, in any order and however often: its record tells what was done."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import HealthCheck, Phase, settings
+from hypothesis.stateful import run_state_machine_as_test
+
+from penstock.errors import CommandRefused
+from penstock.redis import script
+from penstock.testing import virtual_time
+from penstock.testing.servers import ServerProcess
+
+from .model.run_machine import RunMachine
+
+
+@pytest.fixture(scope="module", params=["valkey", "redis62"])
+def server(request):
+    with ServerProcess(request.param) as running:
+        yield running
+
+
+def run(server, *phases, **limits):
+    machine = type("Machine", (RunMachine,), {"url": server.url})
+    run_state_machine_as_test(
+        machine,
+        settings=settings(
+            deadline=None,
+            suppress_health_check=list(HealthCheck),
+            report_multiple_bugs=False,
+            phases=phases,
+            **limits,
+        ),
+    )
+
+
+QUICK = {
+    "max_examples": 50,
+    "stateful_step_count": 50,
+    "derandomize": True,
+    "database": None,
+}
+
+
+def test_a_run_is_what_was_done_to_it(server):
+    run(server, Phase.generate, Phase.shrink, **QUICK)
+
+
+@pytest.mark.torture
+@pytest.mark.timeout(3_600)
+def test_a_run_is_what_was_done_to_it_however_long_one_looks(server):
+    phases = (Phase.reuse, Phase.generate, Phase.shrink)
+    run(server, *phases, max_examples=2_000, stateful_step_count=100, print_blob=True)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "instead"),
+    [
+        ("change_run", "remember(ARGV[1], next_version)", ""),
+        ("change_run", "if not fits then return {0, version, status} end", ""),
+        ("mark_processed", "redis.call('ZREM', KEYS[5], ARGV[i]) == 1", "false"),
+        ("fail_item", "if redis.call('SISMEMBER', KEYS[4], id) == 1 then return 0 end", ""),
+        ("fail_item", "see_to_end(ARGV[9])", ""),
+        ("fail_item", "remember(ARGV[1], info.attempts)", ""),
+        ("claim_failures", "redis.call('ZADD', KEYS[5], now + ARGV[3], id)", ""),
+        ("resolve_failure", "redis.call('HDEL', KEYS[6], ARGV[2])", ""),
+        ("save_checkpoint", "if is_before(new, old) then mark = '' end", ""),
+        ("note_start", "redis.call('HSETNX', KEYS[7], ARGV[2], now)", "1"),
+    ],
+    ids=[
+        "a repeated step is not recognised",
+        "any step is taken",
+        "what is processed stays a failure",
+        "what is processed fails",
+        "a late failure goes with the run",
+        "a repeated failure counts twice",
+        "a claim keeps nobody out",
+        "what is known of a failure stays",
+        "the watermark goes back",
+        "every start is the first",
+    ],
+)
+def test_a_script_that_breaks_a_promise_is_found(server, monkeypatch, name, text, instead):
+    whole = script.load_script(name)
+    assert whole.text.count(text) == 1
+    broken = script.script_of(
+        name, whole.text.replace(text, instead), whole.plain_text.replace(text, instead)
+    )
+    load = script.load_script
+    virtual_time._rewritten.cache_clear()
+    monkeypatch.setattr(
+        virtual_time, "load_script", lambda one: broken if one == name else load(one)
+    )
+    try:
+        with pytest.raises((AssertionError, CommandRefused)):
+            run(server, Phase.generate, **QUICK)
+    finally:
+        virtual_time._rewritten.cache_clear()
