@@ -145,6 +145,18 @@ async def test_the_buffer_is_never_given_out(limit_of):
     assert limit_of("1000/hour", buffer=0.02).setting.used_rates[0].limit == 980
 
 
+async def test_a_margin_makes_periods_longer(virtual):
+    app, clock = virtual
+    limit = Limit(app.redis, "far", setting_of("1/min", margin=0.5))
+    answer = await limit.try_acquire()
+    assert [window.period_s for window in answer.windows] == [60]
+    assert (await limit.try_acquire()).retry_after_s == 60.5
+    await clock.advance(60.499)
+    assert not await limit.try_acquire()
+    await clock.advance(0.001)
+    assert await limit.try_acquire()
+
+
 # ---- waiting
 
 

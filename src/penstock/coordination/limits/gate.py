@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from penstock.coordination.limits.answer import Answer
+from penstock.coordination.limits.asking import Question
 from penstock.queues.options import Admission
 
 if TYPE_CHECKING:
@@ -22,7 +23,7 @@ class LimitGate:
 
     async def admit(self, queue: str, wanted: int) -> Admission:
         """Take up to `wanted` permits."""
-        answer = await self._limit.ask(self._key, wanted, fewest=1)
+        answer = await self._limit.ask(Question(self._key, wanted, fewest=1))
         self._granted[queue] = answer
         return Admission(answer.granted, answer.retry_after_s)
 

@@ -9,6 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from penstock.coordination.limits.answer import Answer
+from penstock.coordination.limits.asking import Question
 from penstock.errors import ServerError
 from penstock.redis.wire import Argument
 
@@ -69,17 +70,19 @@ class LeasedPermits:
             if (answer := self.take(key, cost)) is not None:
                 return answer
             if cost > self._size:
-                return await self._limit.ask(key, cost, priority=priority)
+                return await self._limit.ask(Question(key, cost, priority))
             asked_at, back = time.monotonic(), self._used_up(held)
             hold_s = self._hold_s()
             answer = await self._limit.ask(
-                key,
-                self._size,
-                fewest=cost,
-                share=self._settings.lease_share,
-                hold_ms=round(hold_s * 1000),
-                priority=priority,
-                given_back=back,
+                Question(
+                    key,
+                    self._size,
+                    priority,
+                    fewest=cost,
+                    share=self._settings.lease_share,
+                    hold_ms=round(hold_s * 1000),
+                    given_back=back,
+                )
             )
             if not answer.allowed or answer.permit is None:
                 return answer

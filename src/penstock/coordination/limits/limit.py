@@ -13,8 +13,8 @@ from uuid import uuid4
 import msgspec
 
 from penstock.coordination.hints import Hints
-from penstock.coordination.limits.answer import Answer, Reason, Usage
-from penstock.coordination.limits.book import LimitBook
+from penstock.coordination.limits.answer import Answer, Usage
+from penstock.coordination.limits.asking import Asker, Question
 from penstock.coordination.limits.gate import LimitGate
 from penstock.coordination.limits.leased import LeasedPermits
 from penstock.coordination.limits.rates import MOST
@@ -33,10 +33,6 @@ __all__ = ["EVERYONE", "Away", "Limit"]
 EVERYONE: Final = "all"
 """The key of a limit that is not counted for each client apart."""
 Away = Literal["closed", "share"]
-_REASONS: Final[tuple[Reason, ...]] = ("", "limit", "line", "penalty")
-_NOTHING_BACK: Final[tuple[Argument, ...]] = ("", 0, 0, 0)
-_HIGHEST_PRIORITY: Final = 1000
-_MOST_KNOWN_KEYS: Final = 1024
 _AWAY_RETRY_S: Final = 1.0
 # A line of so many makes its callers look half as often.
 _LONG_LINE: Final = 100
@@ -68,13 +64,8 @@ class Limit:
         hints: Hints | None = None,
     ) -> None:
         self.name = check_name("limit", name)
-        self._client = client
-        self._book = LimitBook(client)
-        self._declared = setting
-        self._known: LimitSetting | None = None
-        self._fresh_until = 0.0
-        self._arguments: tuple[Argument, ...] = ()
-        self._keys: dict[str, LimitKeys] = {}
+        self.client = client
+        self._asker = Asker(client, name, setting)
         self._settings = client.settings.limits
         if type(lease) is not int or not 0 <= lease <= MOST:
             raise SettingError("limit.lease", lease, "how many permits to take in advance, or 0")
@@ -91,7 +82,7 @@ class Limit:
     @property
     def setting(self) -> LimitSetting:
         """How it is set, as far as this process knows."""
-        return self._known or self._declared
+        return self._asker.setting
 
     # ---- permits
 
@@ -104,7 +95,7 @@ class Limit:
             if (answer := self._leased.take(key, cost)) is not None:
                 return answer
             return await self._leased.refill(key, cost, priority)
-        return await self.ask(key, _checked_cost(cost), priority=priority)
+        return await self.ask(Question(key, _checked_cost(cost), priority))
 
     async def acquire(
         self,
@@ -151,7 +142,7 @@ class Limit:
 
     async def peek(self, *, key: str = EVERYONE) -> Answer:
         """What is left, without taking any."""
-        return await self.ask(key, 0)
+        return await self.ask(Question(key, 0))
 
     # ---- what the other side says
 
@@ -159,14 +150,14 @@ class Limit:
         """Stop everybody for so many seconds; how long it lasts now. 0 lifts a penalty."""
         if not (isinstance(retry_after, int | float) and 0 <= retry_after < MOST):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise SettingError("retry_after", retry_after, "a number of seconds from 0 on")
-        await self._refresh()
         if self._leased is not None:
             self._leased.drop(key)
-        lasts_ms = await self._client.scripts.penalise_limit(
+        setting = await self._asker.refresh()
+        lasts_ms = await self.client.scripts.penalise_limit(
             keys=self.keys(key),
             algorithm=self.setting.algorithm,
             penalty_ms=math.ceil(retry_after * 1000),
-            setting=self._arguments,
+            setting=setting,
         )
         return lasts_ms / 1000
 
@@ -176,7 +167,7 @@ class Limit:
         Its windows are told apart by their length; those that this limit has not are passed over.
         Where it has counted less than we have, ours holds.
         """
-        await self._refresh()
+        setting = await self._asker.refresh()
         told: list[tuple[int, int]] = []
         for rate, given in zip(self.setting.rates, self.setting.used_rates, strict=True):
             found = [
@@ -190,11 +181,11 @@ class Limit:
             told.append((min(used, given.limit), -1 if reset is None else math.ceil(reset * 1000)))
         if all(used < 0 for used, _ in told):
             return
-        await self._client.scripts.reconcile_limit(
+        await self.client.scripts.reconcile_limit(
             keys=self.keys(key),
             algorithm=self.setting.algorithm,
             told=msgspec.json.encode(told),
-            setting=self._arguments,
+            setting=setting,
         )
 
     async def reset(self, *, key: str = EVERYONE) -> None:
@@ -202,12 +193,12 @@ class Limit:
         keys = self.keys(key)
         if self._leased is not None:
             self._leased.drop(key)
-        await self._client.call("DEL", keys.log, keys.state)
+        await self.client.call("DEL", keys.log, keys.state)
 
     async def edit(self, setting: LimitSetting) -> None:
         """Set the limit anew for all processes, whatever their code says."""
-        await self._book.edit(self.name, setting)
-        self._fresh_until = 0.0
+        await self._asker.book.edit(self.name, setting)
+        self._asker.forget()
 
     def gate(self, *, key: str = EVERYONE) -> LimitGate:
         """For `app.queue(…, gate=…)`: jobs are claimed only as far as there are permits."""
@@ -221,93 +212,37 @@ class Limit:
     # ---- for the parts of a limit
 
     def keys(self, key: str) -> LimitKeys:
-        known = self._keys.get(key)
-        if known is None:
-            known = self._client.keys.limit(self.name, key)
-            if len(self._keys) < _MOST_KNOWN_KEYS:
-                self._keys[key] = known
-        return known
+        return self._asker.keys(key)
 
-    async def ask(
-        self,
-        key: str,
-        cost: int,
-        *,
-        fewest: int | None = None,
-        share: float = 1,
-        hold_ms: int = 0,
-        priority: int = 0,
-        given_back: Sequence[Argument] = _NOTHING_BACK,
-    ) -> Answer:
-        """Ask once, without waiting; `Answer.told` has what came back."""
+    async def ask(self, question: Question) -> Answer:
+        """Ask once, without waiting."""
         try:
-            answer, _ = await self._ask(key, cost, fewest, share, hold_ms, "", priority, given_back)
+            if question.fewest is None:
+                answer = await self._asker.plain(question.key, question.cost, question.priority)
+            else:
+                answer, _ = await self._asker.ask(question)
         except ServerError as error:
             if not error.transient:
                 raise
-            return self._without_server(key, cost)
+            return self._without_server(question.key, question.cost)
         if self._local is not None:
-            self._local.note(key, answer.granted)
+            self._local.note(question.key, answer.granted)
         return answer
 
     async def settle(
         self, key: str, permits: Sequence[Argument], *, as_of_now: bool = False
     ) -> int:
         """Let permits (id, granted, used, ms logged) weigh what was used."""
-        await self._refresh()
-        return await self._client.scripts.settle_limit(
+        setting = await self._asker.refresh()
+        return await self.client.scripts.settle_limit(
             keys=self.keys(key),
             algorithm=self.setting.algorithm,
             permits=permits,
             as_of_now="1" if as_of_now else "0",
-            setting=self._arguments,
+            setting=setting,
         )
-
-    @property
-    def client(self) -> Client:
-        return self._client
 
     # ---- inside
-
-    async def _ask(
-        self,
-        key: str,
-        cost: int,
-        fewest: int | None,
-        share: float,
-        hold_ms: int,
-        ticket: str,
-        priority: int,
-        given_back: Sequence[Argument],
-    ) -> tuple[Answer, int]:
-        """Ask the server; the answer, and how many wait before."""
-        if time.monotonic() >= self._fresh_until:
-            await self._refresh()
-        if not -_HIGHEST_PRIORITY <= priority <= _HIGHEST_PRIORITY:
-            raise SettingError("priority", priority, f"±{_HIGHEST_PRIORITY} at most")
-        reply: list[Any] = await self._client.scripts.acquire_limit(
-            keys=self.keys(key),
-            algorithm=self.setting.algorithm,
-            wanted=cost,
-            fewest=cost if fewest is None else fewest,
-            share=share,
-            hold_ms=hold_ms,
-            ticket=ticket,
-            priority=priority,
-            ticket_ms=round((self._settings.recheck_s + self._settings.ticket_s) * 1000),
-            given_back=given_back,
-            setting=self._arguments,
-        )
-        granted, wait_ms, logged_ms, permit, why, ahead = reply[:6]
-        return Answer(
-            granted > 0 or (not cost and not why),
-            granted,
-            wait_ms / 1000 if wait_ms >= 0 else math.inf,
-            _REASONS[int(why)],
-            self.setting.used_rates,
-            reply[6:],
-            (permit, logged_ms),
-        ), ahead
 
     async def _wait(
         self,
@@ -325,8 +260,8 @@ class Limit:
                 ahead = 0
                 try:
                     stands = bool(ticket)
-                    answer, ahead = await self._ask(
-                        key, cost, None, 1, 0, ticket, priority, _NOTHING_BACK
+                    answer, ahead = await self._asker.ask(
+                        Question(key, cost, priority, ticket=ticket)
                     )
                     failures = 0
                 except ServerError as error:
@@ -352,21 +287,9 @@ class Limit:
 
     async def _leave_line(self, key: str, ticket: str) -> None:
         try:
-            await self._client.scripts.leave_line(keys=self.keys(key), ticket=ticket)
+            await self.client.scripts.leave_line(keys=self.keys(key), ticket=ticket)
         except (ServerError, NotOpen):
             return  # the ticket of a silent caller is void after a while
-
-    async def _refresh(self) -> None:
-        """Learn how the limit is set now, unless we know."""
-        if time.monotonic() < self._fresh_until:
-            return
-        found = await self._book.find(self.name) if self._known is not None else None
-        if found is None:
-            found = await self._book.declare(self.name, self._declared)
-        if found != self._known or not self._arguments:
-            self._known = found
-            self._arguments = found.arguments(self._settings.buckets)
-        self._fresh_until = time.monotonic() + self._settings.refresh_s
 
     def _without_server(self, key: str, cost: int) -> Answer:
         if self._local is not None:

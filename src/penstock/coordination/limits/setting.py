@@ -13,11 +13,12 @@ from penstock.coordination.limits.rates import Rate, parse_rates
 from penstock.errors import DecodeError, SettingError
 from penstock.redis.wire import Argument
 
-__all__ = ["ALGORITHMS", "Algorithm", "LimitSetting", "StoredSetting"]
+__all__ = ["ALGORITHMS", "Algorithm", "LimitSetting", "StoredSetting", "setting_of"]
 
 Algorithm = Literal["exact", "compact", "gcra"]
 ALGORITHMS: Final[tuple[Algorithm, ...]] = ("exact", "compact", "gcra")
 _BURST_PART: Final = 10
+_LONGEST_MARGIN_MS: Final = 3_600_000
 
 
 class StoredSetting(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -27,6 +28,7 @@ class StoredSetting(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     algorithm: str = "exact"
     burst: int | None = None
     buffer: float = 0
+    margin_ms: int = 0
     edited: bool = False
     """Whether somebody has set it so: code that says otherwise does not change it."""
 
@@ -38,12 +40,15 @@ class LimitSetting:
     - `rates`: what the other side allows.
     - `buffer`: how much of that is never used: a number, or a part below 1.
     - `burst`: of the algorithm gcra, how many may come at once; a tenth, if not said.
+    - `margin_ms`: by how much longer each period is taken, for calls that travel unequally long:
+      the other side's period begins when a call arrives, ours before it leaves.
     """
 
     rates: tuple[Rate, ...]
     algorithm: Algorithm = "exact"
     burst: int | None = None
     buffer: float = 0
+    margin_ms: int = 0
     edited: bool = False
 
     def __post_init__(self) -> None:
@@ -59,6 +64,8 @@ class LimitSetting:
         if not is_number or not 0 <= self.buffer < smallest:
             expected = f"from 0 to less than the smallest limit ({smallest}), or a part below 1"
             raise SettingError("limit.buffer", self.buffer, expected)
+        if not 0 <= self.margin_ms <= _LONGEST_MARGIN_MS:
+            raise SettingError("limit.margin", self.margin_ms / 1000, "seconds from 0 to an hour")
 
     @property
     def used_rates(self) -> tuple[Rate, ...]:
@@ -72,7 +79,7 @@ class LimitSetting:
         told: list[Argument] = [buckets]
         for rate in self.used_rates:
             burst = min(self.burst or max(1, rate.limit // _BURST_PART), rate.limit)
-            told += (rate.limit, rate.period_ms, burst)
+            told += (rate.limit, rate.period_ms + self.margin_ms, burst)
         return tuple(told)
 
     def stored(self) -> bytes:
@@ -83,6 +90,7 @@ class LimitSetting:
                 algorithm=self.algorithm,
                 burst=self.burst,
                 buffer=self.buffer,
+                margin_ms=self.margin_ms,
                 edited=self.edited,
             )
         )
@@ -94,7 +102,7 @@ class LimitSetting:
             told = msgspec.json.decode(stored, type=StoredSetting)
             algorithm = cast("Algorithm", told.algorithm)
             rates = parse_rates(told.windows)
-            return cls(rates, algorithm, told.burst, told.buffer, told.edited)
+            return cls(rates, algorithm, told.burst, told.buffer, told.margin_ms, told.edited)
         except (msgspec.MsgspecError, SettingError) as error:
             raise DecodeError(f"a limit that cannot be read: {error}", stored) from None
 
@@ -109,6 +117,7 @@ def setting_of(
     algorithm: Algorithm = "exact",
     burst: int | None = None,
     buffer: float = 0,
+    margin: float = 0,
 ) -> LimitSetting:
-    """Check what a caller says."""
-    return LimitSetting(parse_rates(windows), algorithm, burst, buffer)
+    """Check what a caller says; `margin` is in seconds."""
+    return LimitSetting(parse_rates(windows), algorithm, burst, buffer, round(margin * 1000))
