@@ -44,6 +44,8 @@ class Journal:
     checks: list[float] = field(default_factory=list)
     leases_ms: list[int] = field(default_factory=list)
     renewals: int = 0
+    refused: int = 0
+    """Renewals that were refused too early."""
     twice: int = 0
 
     @classmethod
@@ -55,6 +57,8 @@ class Journal:
                 journal.checks.append(float(words[0]))
             elif what == "holds":
                 journal.leases_ms.append(int(words[0]))
+            elif what == "refused":
+                journal.refused += 1
             elif what == "killed":
                 journal.kills[about.pop(words[0], "starts")] += 1
             else:
@@ -125,6 +129,7 @@ def judge(journal: Journal, kills: int) -> None:
     assert journal.kills.total() == kills
     assert journal.most_inside() == LIMIT  # all of them, and never one more
     assert journal.twice == 0
+    assert journal.refused == 0
     assert journal.falling_fences() == 0
     assert max(journal.leases_ms) <= LEASE_S * 1000
     assert max(journal.checks) < LEASE_S + SLACK_S

@@ -498,7 +498,7 @@ async def test_who_waits_goes_on_waiting_while_the_server_is_away(behind_proxy, 
 async def test_who_could_not_look_until_the_end_of_its_patience_says_that(behind_proxy):
     slots, proxy = behind_proxy
     await slots.take()
-    asked = asyncio.create_task(slots.take(timeout=0.5))
+    asked = asyncio.create_task(slots.take(timeout=2))
     await waiting(slots, 1)
     proxy.refuse()
     proxy.cut(reset=True)

@@ -6,6 +6,7 @@ each of them after a random time. All write into one journal what they do, a lin
     asks    pid, when
     enters  pid, fence, when it asked, when it entered, until when it may be inside
     renews  pid, fence, until when it may be inside by now
+    refused pid, fence: a renewal was, although the holder may be inside by its own clock
     leaves  pid, fence, when, before it says so to the server
     killed  pid, when
     checks  how long it took to get all slots after a massacre, when no holder was left alive
@@ -145,13 +146,19 @@ class Nemesis:
     def watched(self, slot: Slot):
         """The lease of a slot, which notes from now on how it goes on."""
         lease = slot._lease
-        renewed = lease.renewed
+        renew, renewed = lease.renew, lease.renewed
+
+        async def asking() -> bool:
+            goes_on = await renew()
+            if not goes_on and not lease.lost:
+                self.write("refused", os.getpid(), slot.fence)
+            return goes_on
 
         def noted(asked: float) -> None:
             renewed(asked)
             self.write("renews", os.getpid(), slot.fence, lease.until)
 
-        lease.renewed = noted
+        lease.renew, lease.renewed = asking, noted
         return lease
 
     async def check(self, _: int) -> None:
@@ -168,7 +175,8 @@ class Nemesis:
             taken = []
             for _ in range(self.told["limit"]):
                 asked = time.monotonic()
-                slot = await slots.take(timeout=20)
+                # By a lease that does not end while a loaded machine lets us stand still.
+                slot = await slots.take(timeout=20, lease=20)
                 taken.append(slot)
                 until = self.watched(slot).until
                 self.write("enters", os.getpid(), slot.fence, asked, time.monotonic(), until)
