@@ -118,6 +118,7 @@ async def test_a_key_that_is_no_feed_is_refused_and_left_alone(feed, here):
     assert await here.client.call("EXISTS", here.client.keys.feed("news").state) == 0
     with pytest.raises(CommandRefused):
         await anext(feed.read())
+    assert await here.client.call("GETDEL", here.client.keys.feed("news").events) == b"text"
 
 
 async def test_lost_numbers_are_found_again_in_the_events(feed, here):
