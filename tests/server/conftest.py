@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import AsyncExitStack
 from typing import Any
 
 import pytest
+from tests.keyspace import unaccounted
 from tests.workplace import Workplace
 
 from penstock import Penstock
@@ -91,3 +92,32 @@ async def workplace(valkey_server: ServerProcess, namespace: str) -> AsyncIterat
     """Where applications send jobs and run workers: see `tests/workplace.py`."""
     async with Workplace(valkey_server.url, namespace) as place:
         yield place
+
+
+_COORDINATION = (
+    *("once", "cache", "limit", "window", "run", "slot", "feed", "coordination", "courtlistener"),
+    *("hourly", "httpx", "asgi"),
+)
+
+
+@pytest.fixture(autouse=True)
+def every_key_is_accounted_for(request: pytest.FixtureRequest) -> Iterator[None]:
+    """After a test of the coordination primitives, each key that is left is as the contract says.
+
+    Unless the test itself stores something that is not: it asks for `leaves_foreign_keys`.
+    """
+    places = [name for name in ("place", "valkey_server") if name in request.fixturenames]
+    name = request.path.stem.removeprefix("test_").removeprefix("kit_").removeprefix("cli_")
+    if "leaves_foreign_keys" in request.fixturenames:
+        places = []
+    if not places or "namespace" not in request.fixturenames or not name.startswith(_COORDINATION):
+        yield
+        return
+    place, namespace = map(request.getfixturevalue, (places[0], "namespace"))
+    yield
+    assert unaccounted(place, namespace) == []
+
+
+@pytest.fixture
+def leaves_foreign_keys() -> None:
+    """For tests that store what the contract does not know."""

@@ -133,7 +133,7 @@ async def test_nx_stores_only_what_is_missing(open_cache):
     assert await caches[0].get("k") == "new"
 
 
-async def test_values_last_an_hour_unless_told(open_cache):
+async def test_values_last_an_hour_unless_told(open_cache, leaves_foreign_keys):
     cache, short = await open_cache(), await open_cache(ttl_s=5)
     await cache.set("k", 1)
     assert 3_590 < await cache.ttl("k") <= 3_600

@@ -111,7 +111,7 @@ async def test_a_feed_needs_a_name(here):
     assert await here.feed("run:2024-01-01+00:00 {x}").publish("odd names are fine") == 1
 
 
-async def test_a_key_that_is_no_feed_is_refused_and_left_alone(feed, here):
+async def test_a_key_that_is_no_feed_is_refused_and_left_alone(feed, here, leaves_foreign_keys):
     await here.client.call("SET", here.client.keys.feed("news").events, "text")
     with pytest.raises(CommandRefused):
         await feed.publish("tick")
