@@ -34,6 +34,10 @@ COMMANDS = {
     "queue": "queue",
     "job": "job",
     "dlq": "dlq",
+    "limit": "limit",
+    "window": "window",
+    "run": "run",
+    "feed": "feed",
 }
 """Each command and the module it is in, read only when the command is used."""
 

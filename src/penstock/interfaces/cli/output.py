@@ -16,6 +16,7 @@ from penstock.errors import (
     AuthenticationFailed,
     CodecError,
     ConfigError,
+    CoordinationError,
     EmbeddedError,
     InvalidName,
     OutcomeUnknown,
@@ -63,7 +64,7 @@ def exit_code(error: Exception) -> ExitCode:
 
 
 _CODES = (
-    ((InvalidName, CodecError, TopicError, QueueError), ExitCode.FOUND),
+    ((InvalidName, CodecError, TopicError, QueueError, CoordinationError), ExitCode.FOUND),
     ((ConfigError,), ExitCode.CONFIG),
     ((PoolExhausted, TimeoutError), ExitCode.TIMEOUT),
     (

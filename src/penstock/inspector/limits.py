@@ -1,0 +1,170 @@
+"""How limits are set and what is left of them; setting them anew, and trying them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import msgspec
+
+from penstock.app import Penstock
+from penstock.coordination.limits.answer import Answer, WindowAnswer
+from penstock.coordination.limits.limit import EVERYONE, Limit
+from penstock.coordination.limits.rates import Rate, parse_rates
+from penstock.coordination.limits.reservation import Reservation
+from penstock.coordination.limits.setting import Algorithm, LimitSetting
+from penstock.errors import CoordinationError, Unreachable
+from penstock.redis.node import Role
+
+__all__ = [
+    "LimitLine",
+    "LimitView",
+    "edit_limit",
+    "list_limits",
+    "release_limit",
+    "reset_limit",
+    "show_limit",
+    "try_limit",
+]
+
+
+class LimitLine(msgspec.Struct, frozen=True, kw_only=True):
+    """How one limit is set."""
+
+    name: str
+    rates: list[str]
+    """As in `5/min`: what the other side allows."""
+    algorithm: str
+    burst: int | None
+    buffer: float
+    """How much of each rate is never used: a number, or a part below 1."""
+    edited: bool
+    """Whether somebody has set it so, whatever the code says."""
+
+
+class LimitView(LimitLine, frozen=True, kw_only=True):
+    """How one limit is set, and how it stands for one key."""
+
+    key: str
+    windows: list[WindowAnswer]
+    """What is left of each rate, without the buffer."""
+    penalty_s: float
+    """For how long nobody is let through; 0 if there is no penalty."""
+    waiting: int
+    """Callers in line; one that has gone counts for some seconds more."""
+
+
+async def list_limits(app: Penstock) -> list[LimitLine]:
+    """Every limit, by name. One round trip."""
+    return [_line(name, setting) for name, setting in (await app.limits.all()).items()]
+
+
+async def show_limit(app: Penstock, name: str, key: str = EVERYONE) -> LimitView:
+    """Show one limit; CoordinationError if there is none of this name. Four round trips."""
+    limit = await _known(app, name)
+    answer = await limit.peek(key=key)
+    if answer.reason == "away":
+        raise Unreachable("the server went away")  # that is not the same as nothing left
+    waiting = await app.redis.call("ZCARD", limit.keys(key).waiting, role=Role.RATELIMIT)
+    return LimitView(
+        **msgspec.structs.asdict(_line(name, limit.setting)),
+        key=key,
+        windows=list(answer.windows),
+        penalty_s=answer.retry_after_s if answer.reason == "penalty" else 0.0,
+        waiting=waiting,
+    )
+
+
+async def edit_limit(
+    app: Penstock,
+    name: str,
+    rates: Sequence[Rate],
+    *,
+    algorithm: Algorithm | None = None,
+    burst: int | None = None,
+    buffer: float | None = None,
+) -> tuple[LimitLine, bool]:
+    """Set a limit for everybody: how it is now, and whether it was known before.
+
+    What is not said stays as it is. SettingError for what cannot be. Two round trips.
+    """
+    wanted = parse_rates(rates)
+    known = await app.limits.find(name)
+    before = known or LimitSetting(wanted)
+    chosen = algorithm or before.algorithm
+    if burst is None and chosen == before.algorithm:
+        burst = before.burst
+    setting = LimitSetting(
+        wanted, chosen, burst, before.buffer if buffer is None else buffer, edited=True
+    )
+    await app.limits.edit(name, setting)
+    return _line(name, setting), known is not None
+
+
+async def release_limit(app: Penstock, name: str) -> bool:
+    """Let code set a limit again; False if it did. CoordinationError if there is none of this name.
+
+    Two round trips.
+    """
+    known = await app.limits.find(name)
+    if known is None:
+        raise _missing(name)
+    return known.edited and await app.limits.release(name)
+
+
+async def reset_limit(app: Penstock, name: str, key: str = EVERYONE) -> None:
+    """Forget what was counted for a key, and its penalty. Two round trips.
+
+    CoordinationError if there is no limit of this name.
+    """
+    await (await _known(app, name)).reset(key=key)
+
+
+async def try_limit(
+    app: Penstock,
+    name: str,
+    *,
+    key: str = EVERYONE,
+    cost: int = 1,
+    count: int = 1,
+    use: bool = False,
+) -> list[Answer]:
+    """Ask a limit `count` times, and give all back in the end unless they are for `use`.
+
+    CoordinationError if there is none of this name. One round trip for each, and for each that is
+    given back; meanwhile others find less.
+    """
+    limit = await _known(app, name)
+    answers: list[Answer] = []
+    try:
+        for _ in range(count):
+            answers.append(await limit.try_acquire(cost, key=key))  # noqa: PERF401  some, on errors
+    finally:
+        if not use:
+            for answer in reversed(answers):
+                if answer.allowed:
+                    await Reservation(limit, key, answer).refund()
+    return answers
+
+
+async def _known(app: Penstock, name: str) -> Limit:
+    found = await app.limits.find(name)
+    if found is None:
+        raise _missing(name)
+    # Should it be released at this moment, it is not we who edit it.
+    return Limit(app.redis, name, replace(found, edited=False))
+
+
+def _missing(name: str) -> CoordinationError:
+    return CoordinationError(f"there is no limit {name!r}")
+
+
+def _line(name: str, setting: LimitSetting) -> LimitLine:
+    return LimitLine(
+        name=name,
+        rates=list(map(str, setting.rates)),
+        algorithm=setting.algorithm,
+        burst=setting.burst,
+        buffer=setting.buffer,
+        edited=setting.edited,
+    )

@@ -1,0 +1,220 @@
+"""`penstock limit`, as a person or a script meets it."""
+
+import asyncio
+
+import pytest
+
+from penstock import Penstock
+from penstock.settings import Settings
+
+from .shell import Shell, all_refused, refused
+
+
+@pytest.fixture
+def open_shell(namespace, tmp_path):
+    opened = []
+
+    def open_one(url):
+        opened.append(Shell(tmp_path, namespace, PENSTOCK_URL=url))
+        return opened[-1]
+
+    yield open_one
+    for shell in opened:
+        shell.close()
+
+
+@pytest.fixture
+def shell(valkey_server, open_shell):
+    return open_shell(valkey_server.url)
+
+
+@pytest.fixture
+def in_code(valkey_server, namespace):
+    """Run `act(app)` in a program of its own."""
+
+    def run(act):
+        async def opened():
+            settings = Settings(url=valkey_server.url, namespace=namespace)
+            async with Penstock(settings=settings) as app:
+                return await act(app)
+
+        return asyncio.run(opened())
+
+    return run
+
+
+async def use(app, times=1, key="all"):
+    limit = app.limit("api", ["5/min", "50/hour"])
+    return [(await limit.try_acquire(key=key)).allowed for _ in range(times)]
+
+
+def test_limits_are_listed_and_shown_with_what_is_left(shell, in_code):
+    assert shell.ok("limit", "show") == "no limits\n"
+    assert shell.json("limit", "show") == []
+    in_code(lambda app: use(app, 2))
+    [line] = shell.json("limit", "show")
+    assert line == {
+        "name": "api",
+        "rates": ["5/min", "50/hour"],
+        "algorithm": "exact",
+        "burst": None,
+        "buffer": 0.0,
+        "edited": False,
+    }
+    assert shell.ok("limit", "show").splitlines()[1].split() == (
+        ["5/min", "50/hour", "exact", "code", "api"]
+    )
+    view = shell.json("limit", "show", "api")
+    assert [window["remaining"] for window in view["windows"]] == [3, 48]
+    assert [window["limit"] for window in view["windows"]] == [5, 50]
+    assert 0 < view["windows"][0]["reset_s"] <= 60
+    assert (view["key"], view["penalty_s"], view["waiting"]) == ("all", 0.0, 0)
+    shown = shell.ok("limit", "show", "api").splitlines()
+    assert shown[0] == "api: 5/min, 50/hour"
+    assert "  penalty    none" in shown
+    assert shown[-2].split()[:2] == ["3", "5"]
+    other = shell.json("limit", "show", "api", "--key", "10.0.0.7")
+    assert [window["remaining"] for window in other["windows"]] == [5, 50]
+
+
+def test_a_penalty_and_those_who_wait_are_shown(shell, in_code):
+    async def stop(app):
+        await use(app)
+        await app.limit("api", ["5/min", "50/hour"]).penalise(300)
+
+    in_code(stop)
+    assert 290 < shell.json("limit", "show", "api")["penalty_s"] <= 300
+    assert "more" in shell.ok("limit", "show", "api")
+
+    async def look_while_waiting(app):
+        limit = app.limit("api", ["5/min", "50/hour"])
+        waiting = asyncio.create_task(limit.acquire())
+        try:
+            while True:
+                view = await asyncio.to_thread(shell.json, "limit", "show", "api")
+                if view["waiting"]:
+                    return view["waiting"]
+        finally:
+            waiting.cancel()
+
+    assert in_code(look_while_waiting) == 1
+
+
+def test_an_edit_holds_for_everybody_until_it_is_released(shell, in_code):
+    in_code(use)
+    assert shell.ok("limit", "set", "api", "100/hour", "20/min", "--buffer", "2") == (
+        "limit api is 20/min, 100/hour (exact, 2 never used) for everybody\n"
+    )
+    assert in_code(lambda app: use(app, 18)) == [True] * 17 + [False]
+    [line] = shell.json("limit", "show")
+    assert (line["rates"], line["buffer"], line["edited"]) == (["20/min", "100/hour"], 2.0, True)
+    assert "an edit" in shell.ok("limit", "show")
+    # What is not said stays as it is.
+    assert shell.json("limit", "set", "api", "30/min")["buffer"] == 2.0
+    told = shell.json("limit", "set", "api", "30/min", "--algorithm", "gcra", "--burst", "3")
+    assert (told["algorithm"], told["burst"]) == ("gcra", 3)
+    assert shell.json("limit", "set", "api", "40/min")["burst"] == 3
+    assert shell.json("limit", "set", "api", "40/min", "--algorithm", "exact")["burst"] is None
+
+    assert shell.ok("limit", "set", "api", "--release") == (
+        "limit api is set by code again, with its next use\n"
+    )
+    in_code(use)
+    assert shell.json("limit", "show")[0]["rates"] == ["5/min", "50/hour"]
+    assert shell.ok("limit", "set", "api", "--release") == "limit api was set by code\n"
+    assert shell.json("limit", "set", "api", "--release")["released"] is False
+
+
+def test_a_limit_can_be_set_before_anybody_uses_it(shell, in_code):
+    assert shell.ok("limit", "set", "api", "1/hour") == (
+        "limit api is 1/hour (exact) for everybody; nobody has used it yet\n"
+    )
+    assert in_code(lambda app: use(app, 2)) == [True, False]
+
+
+def test_a_reset_forgets_what_was_counted(shell, in_code):
+    async def spend(app):
+        await use(app, 5)
+        await use(app, 5, key="10.0.0.7")
+        await app.limit("api", ["5/min", "50/hour"]).penalise(300)
+
+    in_code(spend)
+    assert shell.ok("limit", "reset", "api") == "limit api begins anew\n"
+    view = shell.json("limit", "show", "api")
+    assert [window["remaining"] for window in view["windows"]] == [5, 50]
+    assert view["penalty_s"] == 0
+    other = shell.json("limit", "show", "api", "--key", "10.0.0.7")
+    assert other["windows"][0]["remaining"] == 0
+    done = shell.json("limit", "reset", "api", "--key", "10.0.0.7")
+    assert done == {"name": "api", "key": "10.0.0.7", "reset": True}
+
+
+@pytest.mark.parametrize("algorithm", ["exact", "compact", "gcra"])
+def test_a_try_gives_back_what_it_took(shell, algorithm):
+    shell.ok("limit", "set", "api", "4/hour", "--algorithm", algorithm)
+    left = shell.json("limit", "show", "api")["windows"][0]["remaining"]
+    answers = shell.json("limit", "test", "api", "--count", str(left + 1))
+    assert [answer["allowed"] for answer in answers] == [True] * left + [False]
+    assert [answer["remaining"] for answer in answers] == [*range(left - 1, -1, -1), 0]
+    assert (answers[-1]["reason"], answers[-1]["granted"]) == ("limit", 0)
+    assert 0 < answers[-1]["retry_after_s"] <= 3700
+    assert shell.json("limit", "show", "api")["windows"][0]["remaining"] == left
+    shown = shell.ok("limit", "test", "api", "--cost", str(left)).splitlines()
+    assert shown[1].split() == ["1", "allowed", "0"]
+    assert shown[-1] == f"{left} permit{'' if left == 1 else 's'} given back"
+
+
+def test_what_a_try_uses_stays_used(shell):
+    shell.ok("limit", "set", "api", "4/hour")
+    shown = shell.ok("limit", "test", "api", "--count", "2", "--cost", "3", "--use")
+    assert "refused" in shown
+    assert "the limit is reached; again in" in shown
+    assert shown.endswith("3 permits used\n")
+    assert shell.json("limit", "show", "api")["windows"][0]["remaining"] == 1
+    [answer] = shell.json("limit", "test", "api", "--cost", "5")
+    assert answer["retry_after_s"] is None
+    assert "the cost is above the limit" in shell.ok("limit", "test", "api", "--cost", "5")
+    assert shell.ok("limit", "test", "api", "--key", "10.0.0.7").endswith(
+        "1 permit given back for 10.0.0.7\n"
+    )
+
+
+def test_what_cannot_be_is_one_line_and_an_exit_code(shell):
+    shell.ok("limit", "set", "api", "4/hour")
+    missing = "there is no limit 'other'"
+    assert all_refused(
+        shell,
+        1,
+        [
+            (("limit", "show", "other"), missing),
+            (("limit", "reset", "other"), missing),
+            (("limit", "test", "other"), missing),
+            (("limit", "set", "other", "--release"), missing),
+            (("limit", "set", "a b", "1/s"), "limit name 'a b'"),
+        ],
+    )
+    assert all_refused(
+        shell,
+        2,
+        [
+            (("limit", "show", "--key", "a"), "--key needs the name of a limit"),
+            (("limit", "set", "api"), "which rates?"),
+            (("limit", "set", "api", "often"), "'often': expected like '5/min'"),
+            (("limit", "set", "api", "5/min", "6/min"), "each period once"),
+            (("limit", "set", "api", "5/min", "--burst", "2"), "for gcra alone"),
+            (("limit", "set", "api", "5/min", "--buffer", "5"), "less than the smallest limit"),
+            (("limit", "set", "api", "5/min", "--release"), "--release takes nothing else"),
+            (("limit", "test", "api", "--count", "0"), "0 is not in the range"),
+        ],
+    )
+    assert refused(shell("limit", "show", PENSTOCK_URL="redis://127.0.0.1:1"), 4)
+
+
+def test_limits_of_a_cluster(cluster, open_shell):
+    shell = open_shell(cluster.url)
+    shell.ok("limit", "set", "api", "4/hour")
+    shell.ok("limit", "test", "api", "--use")
+    assert shell.json("limit", "show", "api")["windows"][0]["remaining"] == 3
+    shell.ok("limit", "reset", "api")
+    assert shell.json("limit", "show", "api")["windows"][0]["remaining"] == 4
+    assert shell.json("limit", "set", "api", "--release")["released"] is True
