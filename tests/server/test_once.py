@@ -116,6 +116,13 @@ async def test_a_cancelled_block_releases(once):
     assert await once.peek(SHA) is None
 
 
+async def test_a_failure_is_told_though_the_server_cannot_be_told_of_it(once):
+    with pytest.raises(Failed):  # noqa: PT012
+        async with once.reserve(SHA):
+            await once.app.close()
+            raise Failed
+
+
 async def test_who_is_cancelled_while_it_reserves_holds_nothing(once):
     for steps in range(12):
         task = asyncio.create_task(once.reserve(f"key-{steps}").__aenter__())
@@ -249,6 +256,19 @@ async def test_of_many_who_ask_whether_it_was_seen_one_hears_no(open_once):
     answers = await asyncio.gather(*(onces[n % 5].seen(SHA, f"/{n}.jpg") for n in range(50)))
     assert answers.count(False) == 1
     assert await onces[0].peek(SHA) == f"/{answers.index(False)}.jpg"
+
+
+async def test_one_who_looks_before_it_marks_would_be_found(open_once):
+    once = await open_once()
+
+    async def look_then_mark(number):
+        if await once.peek(SHA) is not None:
+            return True
+        await once.app.redis.call("SET", keys_of(once).mark, str(number), "PX", 60_000)
+        return False
+
+    answers = await asyncio.gather(*map(look_then_mark, range(50)))
+    assert answers.count(False) > 1, "what the test above counts tells the two apart"
 
 
 async def test_a_mark_ends_with_its_time(once):

@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable
 
 from penstock.coordination.leases import Leases
 from penstock.coordination.repeating import until_known
-from penstock.errors import OutcomeUnknown, ServerError
+from penstock.errors import NotOpen, OutcomeUnknown, ServerError
 from penstock.quiet import RateLimitedLog
 from penstock.redis.client import Client
 from penstock.redis.keys.coordination import CacheKeys
@@ -104,7 +104,7 @@ class Flights:
             await self._client.scripts.land_flight(
                 value=keys.value, flight=keys.flight, token=token, data=data, ttl_ms=ttl_ms
             )
-        except ServerError as error:
+        except (ServerError, NotOpen) as error:
             # The caller has what it asks for; the next one makes it again.
             quiet.warning("land", "a value for the cache was not stored: %s", error)
             await self._make_way(keys, token)
@@ -128,5 +128,5 @@ class Flights:
         """Let another make it now; if that cannot be said, when our time is up."""
         try:
             await self._client.scripts.renew_flight(flight=keys.flight, token=token, flight_ms=0)
-        except ServerError as error:
+        except (ServerError, NotOpen) as error:
             quiet.warning("make way", "others wait for a value that nobody makes: %s", error)

@@ -7,7 +7,7 @@ import logging
 import secrets
 import time
 from collections.abc import AsyncGenerator
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import partial
@@ -18,6 +18,7 @@ from penstock.coordination.repeating import until_known
 from penstock.coordination.saying import lasting_ms, to_bytes, to_text
 from penstock.errors import (
     InvalidJob,
+    NotOpen,
     OutcomeUnknown,
     ReservationLost,
     ServerError,
@@ -30,7 +31,7 @@ from penstock.redis.keys.names import encode_id
 from penstock.redis.once_scripts import REMEMBER_MS
 
 if TYPE_CHECKING:
-    from penstock.queues.adding import Added
+    from penstock.queues.adding import UniqueMark
     from penstock.queues.options import Overflow, SendWords
     from penstock.queues.queue import Queue
 
@@ -205,21 +206,22 @@ class Once:
         raw = RawJobs(queue)
         job = raw.made(data, said, await queue.server_ms() if said.expires is not None else 0)
 
-        async def submit(mark: str, by: str) -> Added:
-            return await raw.submit(job, target, _unique_mark(wanted, mark, by, replay=replay))
+        async def submit(mark: str, by: str) -> Enqueued:
+            added = await raw.submit(job, target, _unique_mark(wanted, mark, by, replay=replay))
+            if added.created:
+                return Enqueued(True, value, added.id)
+            return Enqueued(False, to_text(added.says))
 
         if not self._client.keys.cluster:
-            added = await submit(wanted.keys.mark, wanted.keys.holder)
-        else:
-            async with self.reserve(
-                key, ttl=ttl, scope=scope, value=value, replay=replay
-            ) as reserved:
+            return await submit(wanted.keys.mark, wanted.keys.holder)
+        enqueued = Enqueued(False, "")
+        # Whoever has the reservation in the end: the queue's own key has decided who is first.
+        with suppress(ReservationLost):
+            async with self._replayed(wanted) if replay else self._reserved(wanted) as reserved:
                 if not reserved.first:
                     return Enqueued(False, reserved.value)
-                added = await submit(*_beside(queue, wanted.name))
-        if not added.created:
-            return Enqueued(False, to_text(added.says))
-        return Enqueued(True, value, added.id)
+                enqueued = await submit(*_beside(queue, wanted.name))
+        return enqueued
 
     # inside
 
@@ -311,7 +313,7 @@ class Once:
                 ),
                 within_s=_RELEASE_WITHIN_S,
             )
-        except ServerError as error:
+        except (ServerError, NotOpen) as error:
             # What went wrong before matters more, and the reservation runs out by itself.
             quiet.warning("release", "%s stays reserved for a while: %s", wanted.name, error)
 
@@ -335,7 +337,7 @@ def _beside(queue: Queue, name: str) -> tuple[str, str]:
     return queue.keyring.unique(f"once:{name}"), queue.keyring.unique(f"once-by:{name}")
 
 
-def _unique_mark(wanted: _Wanted, mark: str, by: str, *, replay: bool) -> Any:
+def _unique_mark(wanted: _Wanted, mark: str, by: str, *, replay: bool) -> UniqueMark:
     from penstock.queues.adding import UniqueMark  # noqa: PLC0415
 
     says = (b"!" if replay else b"=") + wanted.token.encode() + wanted.value
