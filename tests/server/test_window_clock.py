@@ -150,6 +150,7 @@ async def test_an_id_is_forgotten_after_its_time(desk):
     assert not (await desk.add(1, id="one")).is_new
     await desk.at(3600)
     assert (await desk.add(1, id="one")).is_new
+    assert not (await desk.add(1, id="one")).is_new
 
 
 async def test_ids_that_are_forgotten_leave_the_server_a_few_at_a_time(desk):

@@ -140,8 +140,8 @@ class WindowCloser(Service):
                     place.beside,
                 )
                 return self._look_s
-            if wait_ms != 0 or self.stopping:
-                return wait_ms / 1000 if wait_ms >= 0 else self._look_s
+            if wait_ms != 0 or not closed or self.stopping:
+                return wait_ms / 1000 if wait_ms > 0 else self._look_s
 
     async def _read_registry(self) -> None:
         if time.monotonic() < self._read_at:

@@ -77,8 +77,9 @@ local function remember()
   if id == '' then return end
   local old = redis.call('ZRANGEBYSCORE', KEYS[11], '-inf',
     text_of(micros - ARGV[19] * 1000), 'LIMIT', 0, 20)
-  redis.call('ZADD', KEYS[11], text_of(micros), id)
+  -- First: the id itself may be among them.
   if old[1] then redis.call('ZREM', KEYS[11], unpack(old)) end
+  redis.call('ZADD', KEYS[11], text_of(micros), id)
   redis.call('PEXPIRE', KEYS[11], ARGV[19])
 end
 

@@ -1,0 +1,98 @@
+"""Whatever happens to a window, each of its items is in one place, and batches end in time."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import HealthCheck, Phase, settings
+from hypothesis.stateful import run_state_machine_as_test
+
+from penstock.errors import CommandRefused
+from penstock.redis.script import load_script, script_of
+from penstock.testing import virtual_time
+from penstock.testing.servers import ServerProcess
+
+from .model.window_machine import WindowMachine
+
+
+@pytest.fixture(scope="module")
+def machine():
+    """A machine on a server of its own, which it empties for each run."""
+    with ServerProcess("valkey") as server:
+        yield type("Machine", (WindowMachine,), {"url": server.unix_url})
+
+
+def run(machine, *phases, **limits):
+    run_state_machine_as_test(
+        machine,
+        settings=settings(
+            deadline=None,
+            suppress_health_check=list(HealthCheck),
+            report_multiple_bugs=False,
+            phases=phases,  # to explain a failure takes minutes; its steps say enough
+            **limits,
+        ),
+    )
+
+
+DELETED = "\n  redis.call('DEL', unpack(names))"
+FORGOTTEN = "\n  redis.call('ZREM', KEYS[1], window)"
+QUICK = {
+    "max_examples": 40,
+    "stateful_step_count": 40,
+    "derandomize": True,
+    "database": None,
+}
+
+
+@pytest.mark.parametrize("binary", ["valkey", "redis62"])
+def test_items_are_in_one_place_and_batches_end_in_time(binary):
+    with ServerProcess(binary) as server:
+        machine = type("Machine", (WindowMachine,), {"url": server.unix_url})
+        run(machine, Phase.generate, Phase.shrink, **QUICK)
+
+
+@pytest.mark.torture
+@pytest.mark.timeout(3_600)
+def test_items_are_in_one_place_however_long_one_looks(machine):
+    phases = (Phase.reuse, Phase.generate, Phase.shrink)
+    run(machine, *phases, max_examples=3_000, stateful_step_count=100, print_blob=True)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "instead"),
+    [
+        ("add_to_window", "since > micros - ARGV[19] * 1000", "since > micros"),
+        ("add_to_window", "why_due(started, last) or over", "over"),
+        ("add_to_window", "math.min(started + ARGV[13], now + ARGV[14])", "now + ARGV[14]"),
+        ("add_to_window", "bytes + weight > most_bytes", "bytes > most_bytes"),
+        ("add_to_window", "elseif over then", "elseif false then"),
+        ("add_to_window", "if now >= started + ARGV[13]", "if now > started + ARGV[13]"),
+        ("close_windows", "return 'max_age'", "return 'idle'"),
+        ("close_windows", "'-inf', text_of(now)", "'-inf', text_of(now - 1)"),
+        ("close_windows", f"{DELETED}{FORGOTTEN}", FORGOTTEN),
+        ("close_windows", "if not room then return 0, waiting end", ""),
+    ],
+    ids=[
+        "an id is forgotten at once",
+        "a late batch takes more items",
+        "activity prolongs a batch beyond its age",
+        "a batch outgrows its bytes",
+        "a full batch takes more items while the queue is full",
+        "a batch lives a millisecond too long",
+        "the reason is wrong",
+        "the closer comes a millisecond late",
+        "a closed batch stays",
+        "a batch enters a full queue",
+    ],
+)  # fmt: skip
+def test_a_script_that_breaks_a_promise_is_found(machine, monkeypatch, name, text, instead):
+    whole = load_script(name)
+    assert whole.plain_text.count(text) == 1
+    broken = script_of(
+        name, whole.text.replace(text, instead), whole.plain_text.replace(text, instead)
+    )
+    monkeypatch.setattr(
+        virtual_time, "load_script", lambda one: broken if one == name else load_script(one)
+    )
+    with pytest.raises((AssertionError, CommandRefused)):
+        run(machine, Phase.generate, **QUICK)
