@@ -22,7 +22,8 @@ ITEMS = 200
 QUICK = TimeoutSettings(connect_s=0.5, command_s=0.5)
 
 # Goes through all items in an order of its own, as do the others at the same time. Every fourth
-# item fails twice. What it hears back is written down, so that it is known what was confirmed.
+# item fails twice. What it hears back is written down, so that it is known what was confirmed. It
+# goes no further than it is allowed, or else a quick machine would be done before the kills are.
 WORKER = """
 import asyncio, random, sys
 from penstock.coordination.runs.runs import Runs
@@ -42,13 +43,15 @@ async def attempt(run, item, failed):
 async def main():
     async with Client(Settings(url=url, namespace=namespace)) as client:
         run = Runs(client, Codec(client.settings.codec)).open("r")
-        chance = random.Random(seed)
+        chance, allowed = random.Random(seed), client.keys.probe("allowed").value
         order = chance.sample(range(int(items)), int(items))
         while await run.processed_count() < int(items):
             for failure in await run.claim_due(limit=3, lease_s=0.3):
                 out.write(f"claim {failure.item} {failure.attempts}\\n")
                 await attempt(run, failure.item, failure.attempts)
             for item in [order.pop() for _ in range(min(3, len(order)))]:
+                while await run.processed_count() >= int(await client.call("GET", allowed)):
+                    await asyncio.sleep(0.005)
                 if not await run.is_processed(item):
                     await attempt(run, str(item), 0)
                 await asyncio.sleep(0.004)
@@ -121,19 +124,23 @@ async def test_a_storm_of_kills_loses_no_item_and_counts_none_twice(
     server = request.getfixturevalue(where)
     async with runs_on(server.url, namespace) as runs:
         run = await runs.start("r")
+        allowed = run.client.keys.probe("allowed").value
+        await run.client.call("SET", allowed, 0)
         crew = staff(server.url)
         for _ in range(4):
             crew.hire()
         chance = random.Random(7)  # noqa: S311  repeatable, not secret
         for kill in range(1, 7):
+            await run.client.call("SET", allowed, kill * 30)
 
-            async def far_enough(part=kill):
-                return await run.processed_count() >= part * 15
+            async def far_enough(most=kill * 30):
+                return await run.processed_count() >= most - 15
 
             await eventually(far_enough, 30)
             await asyncio.sleep(chance.uniform(0, 0.02))  # somewhere within its work
             chance.choice(await eventually(crew.at_work, 30)).kill()
             crew.hire()
+        await run.client.call("SET", allowed, ITEMS + 1)
         await eventually(lambda: not crew.living(), 60)
         assert [one.returncode for one in crew.all if one.returncode not in {0, -9}] == []
         assert sum(one.returncode == -9 for one in crew.all) == 6
