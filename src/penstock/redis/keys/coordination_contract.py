@@ -13,17 +13,18 @@ ZSET, HASH, STREAM = RedisType.ZSET, RedisType.HASH, RedisType.STREAM
 NEVER, ALWAYS, TERMINAL, WRITER = Ttl.NEVER, Ttl.ALWAYS, Ttl.TERMINAL, Ttl.WRITER
 
 OURS = "Penstock"
+OTHERS_SET = "Penstock; other programs may SET it with a TTL, and DEL it"
 WITH_RUN = "25 hours from the final state, and not before its failures are resolved"
 WITH_BATCH = "until the batch is closed"
 
 _ONCE = (
     Family(
         "dedupe.mark", "dedupe:<key>", "dedupe:{<key>}",
-        STRING, ALWAYS, "5 minutes unless told otherwise", "once", OURS,
+        STRING, ALWAYS, "5 minutes unless told otherwise", "once", OTHERS_SET,
     ),
     Family(
         "dedupe.holder", "penstock:once:<key>", "penstock:once:{<key>}",
-        STRING, ALWAYS, "while the work goes on; a minute, renewed", "once", OURS,
+        STRING, ALWAYS, "while the work goes on; a minute, renewed; half a minute after it", "once", OURS,
     ),
 )  # fmt: skip
 
@@ -56,7 +57,7 @@ _LIMITS = (
     Family(
         "hourly_limit.count",
         "courtlistener:rate_limit:<hour>", "courtlistener:{rate_limit}:<hour>",
-        STRING, ALWAYS, "2 hours", "limits", OURS,
+        STRING, ALWAYS, "2 hours", "limits", "Penstock; other programs may INCRBY",
     ),
 )  # fmt: skip
 
@@ -167,7 +168,7 @@ _FEEDS = (
 _CACHE = (
     Family(
         "cache.value", "cache:<space>:<key>", "cache:{<space>:<key>}",
-        STRING, ALWAYS, "as its writer says", "cache", OURS,
+        STRING, ALWAYS, "as its writer says", "cache", OTHERS_SET,
     ),
     Family(
         "cache.sorted", "cache:<space>:sorted:<key>", "cache:{<space>:<key>}:sorted",
