@@ -38,8 +38,8 @@ class WindowScripts(ScriptCaller):
         key: bytes,
         item: bytes,
         item_id: bytes,
-        batch_id: str,
-        fast_id: str,
+        batch_id: bytes,
+        fast_id: bytes,
     ) -> list[Any]:
         """Add an item: how it ended, batch, its size, batch closed, queue's length, lost jobs."""
         return await self.run(

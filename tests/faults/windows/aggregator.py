@@ -13,6 +13,7 @@ from pathlib import Path
 from topics.worker import serve
 
 from penstock import Penstock
+from penstock.coordination.windows.adding import Adding
 from penstock.coordination.windows.closer import WindowCloser
 from penstock.coordination.windows.window import Window
 from penstock.errors import ServerError
@@ -21,25 +22,26 @@ from penstock.settings import Settings, TimeoutSettings
 AT_ONCE = 16
 
 
-def plant_crash(scripts, point: str) -> None:
+def plant_crash(point: str) -> None:
     """End the process right before the n-th call of a script, or right after its answer."""
     if not point:
         return
     when, name, number = point.split()
-    run, left = getattr(scripts, name), int(number)
+    place = {"add_to_window": (Adding, "add"), "close_windows": (Window, "close_at")}[name]
+    run, left = getattr(*place), int(number)
 
-    async def crash(**options):
+    async def crash(*words):
         nonlocal left
         left -= 1
         dies = left == 0
         if dies and when == "before":
             os.kill(os.getpid(), signal.SIGKILL)
-        answer = await run(**options)
+        answer = await run(*words)
         if dies:
             os.kill(os.getpid(), signal.SIGKILL)
         return answer
 
-    setattr(scripts, name, crash)
+    setattr(*place, crash)
 
 
 class Progress:
@@ -82,7 +84,7 @@ async def work(told: dict) -> int:
         timeouts=TimeoutSettings(connect_s=1.0, command_s=1.0),
     )
     app = Penstock(settings=settings)
-    plant_crash(app.redis.scripts, told["crash"])
+    plant_crash(told["crash"])
     queue = app.queue("batches", max_size=0)
     stop = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)

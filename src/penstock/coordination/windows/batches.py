@@ -18,7 +18,8 @@ class Added:
     closed: str | None = None
     """A batch that was closed on this occasion: its own, if that was full, else the one before."""
     is_new: bool = True
-    """False if an item of the same id had been added before; then nothing was stored."""
+    """False if an item of the same id was there, be it by this call itself, whose answer got lost
+    and which was repeated: nothing was stored then."""
     fast: bool = False
     """Whether it went to the high lane at once, as a batch of its own."""
 

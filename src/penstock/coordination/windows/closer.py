@@ -11,7 +11,7 @@ from typing import Final
 from penstock.coordination.windows.records import read_records
 from penstock.coordination.windows.targets import Place
 from penstock.coordination.windows.window import Window
-from penstock.errors import NotOpen, PenstockError
+from penstock.errors import NotOpen, PenstockError, TopicMissing
 from penstock.quiet import RateLimitedLog
 from penstock.redis.client import Client
 from penstock.redis.codec import Codec
@@ -118,6 +118,8 @@ class WindowCloser(Service):
 
         try:
             places = await window.target.places()
+        except TopicMissing:
+            return  # it was deleted, or nothing was ever sent to it
         except PenstockError as error:
             errors.append(error)
         else:
@@ -126,12 +128,13 @@ class WindowCloser(Service):
     async def _close_at(self, window: Window, place: Place) -> float:
         """Close all that is due at one place: seconds until the next is."""
         while True:
-            status, wait_ms, length, closed, packed = await window.close_at(place)
+            status, wait_ms, _, closed, packed = await window.close_at(place)
             self.closed += len(closed)
             if packed:
                 await window.target.note_losses(packed)
             if status < 0:
-                raise window.target.refusal(status, length)
+                await window.target.mend(place)
+                return 0.0
             if status == 0:
                 quiet.warning(
                     f"full {place.beside}",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import ClassVar, Literal
@@ -13,9 +14,10 @@ from penstock.coordination.windows.records import WindowRecord
 from penstock.errors import PenstockError, QueueFull, SettingError, TopicMissing
 from penstock.queues.options import Block
 from penstock.queues.queue import Queue
-from penstock.redis.keys import Keys
+from penstock.redis.keys import Keys, key_slot
 from penstock.redis.window_scripts import WindowPlace
 from penstock.redis.wire import Argument
+from penstock.topics.facts import read_facts
 from penstock.topics.partitioners import check_partition
 from penstock.topics.topic import Topic
 
@@ -35,7 +37,8 @@ class Place:
         events: int,
         keep_ms: int,
     ) -> None:
-        self._keys, self.beside = keys, beside
+        self.beside, self.target = beside, target[0]
+        self.slot = key_slot(self.target) if keys.cluster else None
         self.index = keys.window_index(beside, options.name)
         self.pointers = keys.window(beside, "x").current.removesuffix("x:current")
         self._batches = keys.batch(beside, "x").camera_id.removesuffix("x:camera_id")
@@ -74,12 +77,20 @@ class Target(ABC):
         self.name = name
 
     @abstractmethod
-    async def place_for(self, key: str) -> Place:
+    async def place_to_add(self, key: str) -> Place:
         """Where the batches of one key are; makes sure that the target is there."""
 
     @abstractmethod
+    async def place_of(self, key: str) -> Place:
+        """Where the batches of one key are. A topic that is gone is not made again."""
+
+    @abstractmethod
     async def places(self) -> Sequence[Place]:
-        """Every place where there may be batches."""
+        """Every place where there may be batches. `TopicMissing` if there cannot be any."""
+
+    async def mend(self, place: Place) -> None:
+        """Make again what is missing at one place, or tell that it is gone for good."""
+        raise TopicMissing(place.beside)
 
     @abstractmethod
     def refusal(self, status: int, length: int) -> PenstockError:
@@ -126,8 +137,11 @@ class QueueTarget(Target):
             int(settings.queues.keep_s * 1000),
         )
 
-    async def place_for(self, key: str) -> Place:  # noqa: ARG002  all keys share the queue
+    async def place_to_add(self, key: str) -> Place:  # noqa: ARG002  all keys share the queue
         await self.queue.declared()
+        return self._place
+
+    async def place_of(self, key: str) -> Place:  # noqa: ARG002  as above
         return self._place
 
     async def places(self) -> Sequence[Place]:
@@ -161,14 +175,33 @@ class TopicTarget(Target):
         super().__init__(topic.name)
         self.topic, self._options = topic, options
         self._places: list[Place] = []
+        self._count, self._known_until = 0, 0.0
 
-    async def place_for(self, key: str) -> Place:
-        count = (await self.topic.facts()).partitions
-        partition = check_partition(self.topic.partitioner.partition(key, count), count)
-        return self._all(count)[partition]
+    async def place_to_add(self, key: str) -> Place:
+        return self._place_of(key, (await self.topic.facts()).partitions)
+
+    async def place_of(self, key: str) -> Place:
+        return self._place_of(key, await self._partitions())
 
     async def places(self) -> Sequence[Place]:
-        return self._all((await self.topic.facts()).partitions)
+        return self._all(await self._partitions())
+
+    async def mend(self, place: Place) -> None:
+        self._known_until = 0.0
+        await self._partitions()
+        await self.topic.client.scripts.open_partition(stream=place.target)
+
+    async def _partitions(self) -> int:
+        """How many there are; the topic itself, asked first, would make them."""
+        if time.monotonic() >= self._known_until:
+            client = self.topic.client
+            self._count = (await read_facts(client, self.name)).partitions
+            self._known_until = time.monotonic() + client.settings.topics.refresh_s
+        return self._count
+
+    def _place_of(self, key: str, count: int) -> Place:
+        partition = check_partition(self.topic.partitioner.partition(key, count), count)
+        return self._all(count)[partition]
 
     def refusal(self, status: int, length: int) -> PenstockError:  # noqa: ARG002  only one reason
         return TopicMissing(self.name)
@@ -187,7 +220,7 @@ class TopicTarget(Target):
                 0,
             )
             self._places.append(place)
-        return self._places
+        return self._places[:count]
 
 
 def target_of(to: Queue | Topic, options: WindowOptions) -> Target:

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import secrets
 import time
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import asynccontextmanager
 from datetime import timedelta
-from functools import partial
+from secrets import token_hex
 from typing import Any, Final, Self
 
 from penstock.coordination.repeating import until_known
+from penstock.coordination.windows.adding import Adding
 from penstock.coordination.windows.batches import Added, OpenBatch
 from penstock.coordination.windows.items import Items
 from penstock.coordination.windows.looking import batch_of, open_batches
@@ -30,7 +30,10 @@ __all__ = ["Window"]
 CLOSED_AT_ONCE: Final = 20
 """Batches that one script closes at most; others wait while it runs."""
 _FIRST_LOOK_S, _LONGEST_LOOK_S = 0.005, 0.1
-_ADDED, _REPEATED, _FAST = 1, 2, 3
+_REPEATED, _FAST = 2, 3
+
+Words = tuple[str, bytes, bytes, bytes, bytes, bytes]
+"""Window, key, item, its id, id of a new batch, id of a fast one: see `Adding.add`."""
 
 
 class Window:
@@ -83,6 +86,7 @@ class Window:
         self.target = target_of(to, self.options)
         self.items = Items(self.options, client.settings.codec)
         self._remember_ms = int(client.settings.windows.remember_s * 1000)
+        self._adding: dict[Place, Adding] = {}
         self._registration = Registration(client, self._record())
 
     @classmethod
@@ -131,25 +135,13 @@ class Window:
             raise SettingError("fast", fast, "a window that closes into a queue")
         if self._registration.is_due:
             await self._registration.renew()
-        place = await self.target.place_for(key)
-        call = partial(
-            self.client.scripts.add_to_window,
-            keys=place.script,
-            current=place.current(window),
-            seen=place.seen(window),
-            max_items=self.options.max_items,
-            max_bytes=self.options.max_bytes,
-            remember_ms=self._remember_ms,
-            window=window,
-            key=stored_key,
-            item=data,
-            item_id=item_id,
-            batch_id=new_batch_id(),
-            fast_id=f"fast_path_{id or secrets.token_hex(8)}" if fast else "",
+        words = (
+            *(window, stored_key, data, item_id, b"batch-%b" % token_hex(8).encode()),
+            b"fast_path_%b" % (item_id or token_hex(8).encode()) if fast else b"",
         )
-        answer = await (until_known(call) if item_id else call())
+        answer = await self._send(key, words)
         if answer[0] == 0 and self.target.patience_s:
-            answer = await self._insist(call, repeats=bool(item_id))
+            answer = await self._insist(key, words)
         status, batch, size, closed, length, packed = answer
         if status <= 0:
             raise self.target.refusal(status, length)
@@ -163,13 +155,29 @@ class Window:
             fast=status == _FAST,
         )
 
-    async def _insist(self, call: Any, *, repeats: bool) -> list[Any]:
+    async def _send(self, key: str, words: Words) -> list[Any]:
+        """Run the script, again while it is not known how that ended if the item has an id."""
+        place = await self.target.place_to_add(key)
+        adding = self._adding.get(place)
+        if adding is None:
+            adding = Adding(self.client, place, self.options, self._remember_ms)
+            self._adding[place] = adding
+        if not words[3]:
+            answer = await adding.add(*words)
+        else:
+            answer = await until_known(lambda: adding.add(*words))
+        if answer[0] < 0:
+            await self.target.mend(place)
+            answer = await adding.add(*words)
+        return answer
+
+    async def _insist(self, key: str, words: Words) -> list[Any]:
         """Try until there is room or the queue's patience is over."""
         deadline, pause_s = time.monotonic() + self.target.patience_s, _FIRST_LOOK_S
         while True:
             await asyncio.sleep(max(0.0, min(pause_s, deadline - time.monotonic())))
             pause_s = min(pause_s * 2, _LONGEST_LOOK_S)
-            answer = await (until_known(call) if repeats else call())
+            answer = await self._send(key, words)
             if answer[0] != 0 or time.monotonic() >= deadline:
                 return answer
 
@@ -203,7 +211,7 @@ class Window:
         """
         check_name("reason", reason)
         window, _ = self.items.window(key)
-        place = await self.target.place_for(key)
+        place = await self.target.place_of(key)
         status, _, length, closed, packed = await self.close_at(place, reason, window)
         if packed:
             await self.target.note_losses(packed)
@@ -227,7 +235,7 @@ class Window:
     async def batch(self, key: str) -> OpenBatch | None:
         """The open batch of a key. Two round trips."""
         window, _ = self.items.window(key)
-        return await batch_of(self.client, await self.target.place_for(key), window, key)
+        return await batch_of(self.client, await self.target.place_of(key), window, key)
 
     async def open_batches(self, limit: int = 100) -> list[OpenBatch]:
         """Open batches, those that are due first in front. Three round trips."""
@@ -257,8 +265,3 @@ class Window:
             items_field=options.items_field,
         )
         return target.completed(record)
-
-
-def new_batch_id() -> str:
-    """An id that no other batch has."""
-    return f"batch-{secrets.token_hex(8)}"
