@@ -24,7 +24,8 @@ _ONCE = (
     ),
     Family(
         "dedupe.holder", "penstock:once:<key>", "penstock:once:{<key>}",
-        STRING, ALWAYS, "while the work goes on; a minute, renewed; half a minute after it", "once", OURS,
+        STRING, ALWAYS,
+        "a minute, renewed while the work goes on; half a minute after it", "once", OURS,
     ),
 )  # fmt: skip
 
