@@ -21,6 +21,7 @@ async def test_an_application_offers_every_primitive(app):
     async with app.slots("gpu", 1).hold() as slot:
         assert slot.fence > 0
     cache = app.cache("camera")
+    assert cache is app.cache("camera")
     await cache.set("front_door", {"on": True})
     assert await cache.get("front_door") == {"on": True}
     run = await app.runs.start("run-1")

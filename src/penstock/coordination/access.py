@@ -44,6 +44,7 @@ class Coordination:
         self._marks: Once | None = None
         self._limits: dict[tuple[object, ...], Limit] = {}
         self._windows: list[Window] = []
+        self._caches: dict[tuple[str, float | None], Cache] = {}
 
     async def close_coordination(self) -> None:
         """End what runs beside the caller: renewals, hints, feeds, permits in advance."""
@@ -208,9 +209,12 @@ class Coordination:
 
     def cache(self, space: str, *, ttl: float | None = None) -> Cache:
         """Return a cache of JSON values, each of which lives for `ttl` seconds unless told."""
-        from penstock.coordination.cache import Cache  # noqa: PLC0415
+        # The same one for the same words: what one caller makes, others in the process wait for.
+        if (space, ttl) not in self._caches:
+            from penstock.coordination.cache import Cache  # noqa: PLC0415
 
-        return Cache(self.redis, self.codec, space, self.leases, ttl_s=ttl)
+            self._caches[space, ttl] = Cache(self.redis, self.codec, space, self.leases, ttl_s=ttl)
+        return self._caches[space, ttl]
 
     # ---- what they share
 
