@@ -27,11 +27,11 @@ _MOST_LISTENED: Final = 100
 class _Held:
     """Permits in hand for one key."""
 
-    __slots__ = ("answer", "door", "left", "size", "timer", "until", "wake")
+    __slots__ = ("answer", "door", "drops", "left", "size", "timer", "until", "wake")
 
     def __init__(self) -> None:
         self.answer: Answer | None = None
-        self.size = self.left = 0
+        self.size = self.left = self.drops = 0
         self.until = 0.0
         self.door = asyncio.Lock()
         self.timer: asyncio.TimerHandle | None = None
@@ -71,7 +71,7 @@ class LeasedPermits:
                 return answer
             if cost > self._size:
                 return await self._limit.ask(Question(key, cost, priority))
-            asked_at, back = time.monotonic(), self._used_up(held)
+            asked_at, back, drops = time.monotonic(), self._used_up(held), held.drops
             hold_s = self._hold_s()
             answer = await self._limit.ask(
                 Question(
@@ -89,7 +89,8 @@ class LeasedPermits:
             told = Answer(
                 allowed=True, granted=1, rates=answer.rates, told=answer.told, permit=answer.permit
             )
-            held.answer, held.until = told, asked_at + hold_s
+            # What was heard meanwhile came after the grant.
+            held.answer, held.until = told, asked_at + hold_s if held.drops == drops else 0.0
             held.size, held.left = answer.granted, answer.granted - cost
             self._watch(key, held)
             return told if cost == 1 else Answer(allowed=True, granted=cost)
@@ -99,6 +100,7 @@ class LeasedPermits:
         held = self._held.get(key)
         if held is not None:
             held.until = 0.0
+            held.drops += 1
 
     async def close(self) -> None:
         """Give everything back."""

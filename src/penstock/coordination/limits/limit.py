@@ -94,7 +94,7 @@ class Limit:
         if self._leased is not None:
             if (answer := self._leased.take(key, cost)) is not None:
                 return answer
-            return await self._leased.refill(key, cost, priority)
+            return await self._leased.refill(key, _checked_cost(cost), priority)
         return await self.ask(Question(key, _checked_cost(cost), priority))
 
     async def acquire(
@@ -278,7 +278,11 @@ class Limit:
                 never = math.isinf(answer.retry_after_s)
                 if left_s <= 0 or never or (answer.retry_after_s > left_s and not failures):
                     raise LimitReached(self.name, key, answer.retry_after_s)
-                recheck_s = self._settings.recheck_s * (1 + ahead / _LONG_LINE)
+                # No longer than a ticket lasts, or the place in line is lost.
+                longer_s = min(
+                    self._settings.recheck_s * ahead / _LONG_LINE, self._settings.ticket_s / 2
+                )
+                recheck_s = self._settings.recheck_s + longer_s
                 pause_s = retry_delay_s(failures) if failures else answer.retry_after_s
                 await asyncio.sleep(min(pause_s, recheck_s, left_s))
         finally:

@@ -28,22 +28,25 @@ local algorithm, first = ARGV[1], 13
 local wanted, fewest, hold = tonumber(ARGV[2]), tonumber(ARGV[3]), tonumber(ARGV[5])
 local ticket, priority = ARGV[6], tonumber(ARGV[7])
 if ARGV[9] ~= '' then
-  algo.change(ARGV[9], tonumber(ARGV[10]), tonumber(ARGV[11]), tonumber(ARGV[12]), now)
+  change(ARGV[9], tonumber(ARGV[10]), tonumber(ARGV[11]), tonumber(ARGV[12]), now)
 end
 
 local before, ahead, line = 0, 0, {}
-if state[7] == 1 or ticket ~= '' then
+if state[7] > 0 or ticket ~= '' then
 -- Include: limitline
   before, ahead = line.before(ticket, priority)
 end
 
-local room, least_limit = math.huge, math.huge  -- room for us: what is left behind those before
+local room, most = math.huge, math.huge  -- room for us: what is left behind those before
 for place = 1, #windows do
   local window = windows[place]
   window.left = algo.room(window) - window.extra
   if window.left - before < room then room = window.left - before end
-  if window.limit < least_limit then least_limit = window.limit end
+  most = math.min(most, algorithm == 'gcra' and window.burst or window.limit)
 end
+-- Whoever asks for so long takes the period for a longer one, from before an edit.
+local at = now + hold
+if hold > 0 and algo.reaches and not algo.reaches(at) then room = 0 end
 local grant, wait, reason = 0, 0, 0
 if state[5] > now then
   wait, reason = state[5] - now, 3
@@ -53,37 +56,35 @@ elseif wanted > 0 then
   reason = room + before >= fewest and 2 or 1
 end
 
-local at = now + hold
 if grant > 0 then
   state[3] = state[3] + 1
   algo.take(grant, at)
   if at > state[4] then state[4] = at end
   if ticket ~= '' then line.leave(ticket) end
 elseif wanted > 0 then
-  if fewest > least_limit then
+  if fewest > most then
     wait = -1
   else
     for _, window in ipairs(windows) do
       local need = fewest + before - window.left
       if need > 0 then
-        local until_free = math.huge
-        if need <= window.extra then until_free = window.extra_until - now end
-        local log_wait = algo.wait(window, need)
-        if window.extra > 0 and window.extra_until - now < log_wait then
+        local free = algo.wait(window, need)
+        if window.extra > 0 and window.extra_until - now < free then
           -- What the provider counted leaves earlier: less of our own has to.
           local rest = need - window.extra
-          log_wait = math.max(window.extra_until - now, rest > 0 and algo.wait(window, rest) or 0)
+          free = math.max(window.extra_until - now, rest > 0 and algo.wait(window, rest) or 0)
         end
-        wait = math.max(wait, math.min(until_free, log_wait))
+        -- Behind many who wait nobody can tell.
+        wait = math.max(wait, free < math.huge and free or window.ms)
       end
     end
     if wait < 1 then wait = 1 end
   end
   if ticket ~= '' and wait >= 0 then line.stand(ticket, priority, fewest, tonumber(ARGV[8])) end
 end
-if not (is_new and wanted == 0) then save(hold) end
+if not (is_new and wanted == 0) then save() end
 
-local reply = {grant, math.ceil(wait), at, string.format('%.0f', state[3]), reason, ahead}
+local reply = {grant, math.ceil(wait), at, string.format('%.0f', state[8] + state[3]), reason, ahead}
 for place = 1, #windows do
   local window = windows[place]
   local reset = algo.reset(window)

@@ -15,6 +15,6 @@ local algorithm, first = ARGV[1], 3
 -- Include: limitstate
 local ms = tonumber(ARGV[2])
 state[5] = ms > 0 and math.max(state[5], now + ms) or 0
-save(0)
+save()
 redis.call('PUBLISH', KEYS[2], 'penalty')
 return math.max(0, state[5] - now)

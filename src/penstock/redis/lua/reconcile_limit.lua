@@ -15,12 +15,8 @@ local algorithm, first = ARGV[1], 3
 local told, reply = cjson.decode(ARGV[2]), {}
 for place, window in ipairs(windows) do
   local used, reset = told[place][1], told[place][2]
-  if used >= 0 then
-    local own = math.max(0, window.limit - algo.room(window))
-    window.extra = math.max(0, used - own)
-    window.extra_until = window.extra > 0 and now + (reset >= 0 and reset or window.ms) or 0
-  end
+  if used >= 0 then algo.told(window, used, reset >= 0 and reset or window.ms) end
   reply[place] = window.extra
 end
-save(0)
+save()
 return reply

@@ -17,7 +17,7 @@
 local algorithm, first = ARGV[1], 7
 -- Include: limitstate
 if is_new then return 0 end
-local changed = algo.change(ARGV[2], tonumber(ARGV[3]), tonumber(ARGV[4]), tonumber(ARGV[5]),
+local changed = change(ARGV[2], tonumber(ARGV[3]), tonumber(ARGV[4]), tonumber(ARGV[5]),
   ARGV[6] == '1' and now or nil)
-save(0)
+save()
 return changed

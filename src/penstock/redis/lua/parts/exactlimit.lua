@@ -5,6 +5,10 @@
     return tonumber(string.match(member, '%*(%d+)$') or 1)
   end
 
+  local function member_of(number, weight)
+    return string.format(weight == 1 and '%.0f' or '%.0f*%.0f', number, weight)
+  end
+
   local function sum(from, to)
     local total = 0
     for _, member in ipairs(redis.call('ZRANGEBYSCORE', KEYS[1], from, to)) do
@@ -14,17 +18,35 @@
   end
 
   if set_back then
-    -- These were logged by a clock that ran ahead: count them as of now.
-    for _, member in ipairs(redis.call('ZRANGEBYSCORE', KEYS[1], '(' .. now, '+inf')) do
-      redis.call('ZADD', KEYS[1], now, member)
+    -- These were logged by a clock that ran ahead.
+    local ahead = redis.call('ZRANGEBYSCORE', KEYS[1], '(' .. now, '+inf', 'WITHSCORES')
+    for place = 1, #ahead, 2 do
+      redis.call('ZADD', KEYS[1], retimed(tonumber(ahead[place + 1])), ahead[place])
     end
-    state[4], state[6] = now, 0
+  elseif is_new then
+    -- A log that has outlived its state: its calls count, and its numbers are taken.
+    local latest = redis.call('ZRANGE', KEYS[1], -1, -1, 'WITHSCORES')
+    if latest[2] then
+      state[4] = tonumber(latest[2])
+      for _, member in ipairs(redis.call('ZRANGE', KEYS[1], 0, -1)) do
+        state[3] = math.max(state[3], tonumber(string.match(member, '^%d+') or 0))
+      end
+    end
   end
 
   local function find_oldest(window)
     local found = redis.call('ZRANGEBYSCORE', KEYS[1], '(' .. window.edge, '+inf', 'WITHSCORES',
       'LIMIT', 0, 1)
     window.oldest = tonumber(found[2] or 0)
+    if not found[2] and window.ms == longest then state[6] = 0 end  -- a log begun anew has no TTL
+  end
+
+  local function log(count, at)
+    redis.call('ZADD', KEYS[1], at, member_of(state[3], count))
+    if state[6] < at + longest then
+      state[6] = at + 2 * longest
+      redis.call('PEXPIRE', KEYS[1], state[6] - now + 1000)
+    end
   end
 
   function algo.begin(window)
@@ -33,10 +55,30 @@
     find_oldest(window)
   end
 
+  algo.renew = algo.begin
+
+  local adopted, reach = 0, nil
+  function algo.adopt(window, count)
+    if count > adopted then
+      -- Those of a window that are not in the one before it were no later than its edge.
+      state[3] = state[3] + 1
+      log(count - adopted, reach and now - reach or state[4])
+      adopted = count
+    end
+    window.edge, window.used, reach = now - window.ms, adopted, window.ms
+    find_oldest(window)
+  end
+
   function algo.advance(window)
     local edge = now - window.ms
     if edge <= window.edge then return end
-    if window.used > 0 and edge >= window.oldest then
+    if window.used > 0 and edge >= state[4] then
+      window.used = 0  -- whether the log is still there or has expired
+      if window.ms == longest then
+        redis.call('DEL', KEYS[1])
+        state[6] = 0
+      end
+    elseif window.used > 0 and edge >= window.oldest then
       window.used = window.used - sum('(' .. window.edge, edge)
       if window.ms == longest then redis.call('ZREMRANGEBYSCORE', KEYS[1], '-inf', edge) end
       window.edge = edge
@@ -54,16 +96,11 @@
   end
 
   function algo.take(count, at)
-    local member = string.format(count == 1 and '%.0f' or '%.0f*%.0f', state[3], count)
-    redis.call('ZADD', KEYS[1], at, member)
+    log(count, at)
     for place = 1, #windows do
       local window = windows[place]
       if window.used == 0 or at < window.oldest then window.oldest = at end
       window.used = window.used + count
-    end
-    if state[6] < at + longest then
-      state[6] = at + 2 * longest
-      redis.call('PEXPIRE', KEYS[1], state[6] - now + 1000)
     end
   end
 
@@ -73,7 +110,7 @@
     while need > 0 do
       local some = redis.call('ZRANGEBYSCORE', KEYS[1], '(' .. window.edge, '+inf', 'WITHSCORES',
         'LIMIT', place, 100)
-      if not some[1] then return window.ms end
+      if not some[1] then return math.huge end
       for index = 1, #some, 2 do
         need = need - weight_of(some[index])
         leaves = tonumber(some[index + 1]) + window.ms
@@ -84,20 +121,25 @@
     return leaves - now
   end
 
-  -- Lets call `id` of `old` weigh `new`, as of `at` if that is earlier.
-  function algo.change(id, old, new, logged_at, at)
-    local member = old == 1 and id or id .. '*' .. old
-    local score = redis.call('ZSCORE', KEYS[1], member)
-    if not score then return 0 end
-    redis.call('ZREM', KEYS[1], member)
-    score = tonumber(score)
-    local to = at and at < score and at or score
+  function algo.told(window, used, reset)
+    window.extra, window.extra_until = math.max(0, used - window.used), now + reset
+  end
+
+  function algo.change(number, old, new, logged_at, at)
+    local member = member_of(number, old)
+    local score = tonumber(redis.call('ZSCORE', KEYS[1], member) or -1)
+    if score < 0 then return 0 end
+    local to, is_inside = at and at < score and at or score, false
     for _, window in ipairs(windows) do
       if score > window.edge then
+        is_inside = true
         window.used = window.used - old + new
         if new > 0 and to < window.oldest then window.oldest = to end
       end
     end
-    if new > 0 then redis.call('ZADD', KEYS[1], to, new == 1 and id or id .. '*' .. new) end
-    return old - new
+    -- In this order: a log that is empty for a moment loses its TTL.
+    if new > 0 then redis.call('ZADD', KEYS[1], to, member_of(number, new)) end
+    if new ~= old then redis.call('ZREM', KEYS[1], member) end
+    if new == 0 and redis.call('EXISTS', KEYS[1]) == 0 then state[6] = 0 end
+    return is_inside and old - new or 0
   end

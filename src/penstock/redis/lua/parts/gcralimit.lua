@@ -1,45 +1,74 @@
-  -- One time is kept for each window: when all that was admitted will have drained, `used`. Of a
-  -- burst of b, so much drains in a period that no period has more than its limit.
+  -- `used` is the ms until all that was admitted will have drained. Of a burst of b, so much drains
+  -- in a period that no period has more than its limit. `edge`: ms in which one drains.
+  local passed = math.max(0, now - last)
+
   local function interval(window)
     return window.ms / (window.limit - window.burst + 1)
   end
 
   function algo.begin(window)
-    -- A period that was not counted before begins without a burst.
-    window.used = now
-    if not is_new then window.used = now + window.burst * interval(window) end
+    window.used, window.edge, window.since = 0, interval(window), state[3]
+  end
+
+  -- After `count` before, so much has to drain that a period from now on has the rest at the most.
+  function algo.adopt(window, count)
+    algo.begin(window)
+    window.used = math.max(count + 1, window.burst) * window.edge
   end
 
   function algo.advance(window)
-    if window.used < now then window.used = now end
+    window.used = math.max(0, window.used - passed)
+    if window.edge ~= interval(window) then
+      window.edge, window.since = interval(window), state[3]
+    end
+  end
+
+  function algo.renew(window)
+    if window.is_known then
+      window.edge, window.since = interval(window), state[3]
+    else
+      algo.adopt(window, 0)  -- begins without a burst
+    end
   end
 
   function algo.room(window)
-    return math.floor((now - window.used) / interval(window) + window.burst + 1e-9)
+    return math.floor(window.burst - window.used / window.edge + 1e-9)
   end
 
   function algo.reset(window)
-    return window.used - now
+    return window.used
   end
 
   function algo.take(count, at)
-    for _, window in ipairs(windows) do
-      if window.used < at then window.used = at end
-      window.used = window.used + count * interval(window)
+    for place = 1, #windows do
+      local window = windows[place]
+      window.used = math.max(window.used, at - now) + count * window.edge
     end
   end
 
   function algo.wait(window, need)
-    local room = (now - window.used) / interval(window) + window.burst
-    return (algo.room(window) + need - room) * interval(window)
+    local spare = window.burst - algo.room(window) - need
+    if spare < 0 then return math.huge end
+    return window.used - (spare + 1e-9) * window.edge
   end
 
-  function algo.change(id, old, new, logged_at, at)
+  function algo.told(window, used, reset)
+    -- Until the provider's reset no more drains than it has left.
+    local left = math.max(0, window.limit - used)
+    window.used = math.max(window.used, (window.burst - left) * window.edge + reset)
+    window.extra_until = now + reset
+  end
+
+  function algo.change(number, old, new, logged_at, at)
     for _, window in ipairs(windows) do
-      -- What has drained since cannot be given back.
-      local back = (old - new) * interval(window)
-      if back > 0 then back = math.max(0, back - math.max(0, now - logged_at)) end
-      window.used = math.max(now, window.used - back)
+      local back = (old - new) * window.edge
+      -- What has drained since cannot be given back, nor what was hidden behind permits of others
+      -- that end later, nor what drained at another pace.
+      if back > 0 then
+        local drained = math.max(now, state[4]) - logged_at
+        back = number > window.since and math.max(0, back - math.max(0, drained)) or 0
+      end
+      window.used = math.max(0, window.used - back)
     end
     return old - new
   end

@@ -1,6 +1,15 @@
 -- Callers that wait for a limit, in their order: those of higher priority first, then by arrival.
 -- A ticket holds "cost deadline"; one past its deadline is of a caller that has gone.
-local PRIORITY_STEP = 1e12
+local PRIORITY_STEP = 4e12  -- more than any id
+
+if state[7] == 2 then
+  local told = redis.call('HGETALL', KEYS[4])
+  for place = 1, #told, 2 do
+    local cost = string.match(told[place + 1], '^%d+')
+    redis.call('HSET', KEYS[4], told[place], string.format('%s %.0f', cost, now + ARGV[8]))
+  end
+  state[7] = 1
+end
 
 -- What those before a caller want together, and how many they are; the dead among them leave.
 function line.before(ticket, priority)
@@ -31,7 +40,8 @@ end
 function line.stand(ticket, priority, cost, ticket_ms)
   if not redis.call('ZSCORE', KEYS[3], ticket) then
     state[3] = state[3] + 1
-    redis.call('ZADD', KEYS[3], string.format('%.0f', state[3] - priority * PRIORITY_STEP), ticket)
+    local score = state[8] + state[3] - priority * PRIORITY_STEP
+    redis.call('ZADD', KEYS[3], string.format('%.0f', score), ticket)
   end
   redis.call('HSET', KEYS[4], ticket, string.format('%.0f %.0f', cost, now + ticket_ms))
   redis.call('PEXPIRE', KEYS[3], math.ceil(2 * ticket_ms) + 1000)

@@ -1,21 +1,36 @@
 -- The state of one limit, for the scripts that follow: its `windows`, brought up to `now`. A script
 -- says in ARGV, from `first` on, how the limit is set: buckets of the compact algorithm, then limit,
--- period in ms and burst of each window.
+-- period in ms and burst of each window, the shortest period first.
 --
--- Stored is a list, as MessagePack: algorithm, the latest `now`, the latest id, the latest time that
--- was logged, the end of the penalty, when the log expires, whether callers wait; then for each
--- window its ms, what is used, edge and oldest (both of its own algorithm), what the provider has
--- counted besides and until when, and its buckets ('' for none).
+-- Stored is a list, as MessagePack: algorithm, the latest `now`, number of the latest permits, the
+-- latest time that was logged, the end of the penalty, when the log expires, whether callers wait
+-- (2: perhaps, and by deadlines of another clock), what to add to a number for an id; then for each
+-- window its ms, what is used, edge and oldest (all of its own algorithm), what the provider has
+-- counted besides and until when, its buckets ('' for none), and the number of the latest permits
+-- that it knows nothing of.
 
 local FROZEN_MS = 60000  -- a clock set back by less stands still; by more, times are set anew
-local HEAD, FIELDS = 7, 7
+local HEAD, FIELDS = 8, 8
 
 local stored = redis.call('GET', KEYS[2])
 local is_new = not stored
-local state = stored and cmsgpack.unpack(stored) or {algorithm, now, 0, 0, 0, 0, 0}
-local set_back = state[2] - now > FROZEN_MS
-if now < state[2] and not set_back then now = state[2] end
+-- Ids go on from the time, so that those of a state that was forgotten do not come again; its line
+-- may still be there.
+local state = stored and cmsgpack.unpack(stored) or {algorithm, now, 0, 0, 0, 0, 2, now}
+local last = state[2]
+local set_back = last - now > FROZEN_MS
+if now < last and not set_back then now = last end
 state[2] = now
+
+-- A time by the clock that was set back: what was still to come is as far away as it was at last.
+local function retimed(at)
+  return at > now and now + math.max(0, at - last) or at
+end
+
+if set_back then
+  state[4], state[5], state[6] = retimed(state[4]), retimed(state[5]), 0
+  if state[7] == 1 then state[7] = 2 end
+end
 
 local windows, longest, buckets = {}, 0, tonumber(ARGV[first])
 for place = first + 1, #ARGV, 3 do
@@ -28,15 +43,20 @@ for place = first + 1, #ARGV, 3 do
     end
   end
   local extra, extra_until = at and state[at + 4] or 0, at and state[at + 5] or 0
+  if set_back then extra_until = retimed(extra_until) end
   windows[#windows + 1] = {
     ms = ms, limit = tonumber(ARGV[place]), burst = tonumber(ARGV[place + 2]),
     is_known = at ~= nil, used = at and state[at + 1] or 0, edge = at and state[at + 2] or 0,
-    oldest = at and state[at + 3] or 0, ring = at and state[at + 6] or '', left = 0,
+    oldest = at and state[at + 3] or 0, ring = at and state[at + 6] or '',
+    since = at and state[at + 7] or 0, left = 0,
     extra = extra_until > now and extra or 0, extra_until = extra_until
   }
   if ms > longest then longest = ms end
 end
 
+-- What an algorithm has, for each window: begin (nothing is counted yet), advance (time passes),
+-- renew (the clock was set back, or the period is new), adopt (another algorithm has counted so
+-- many), room, wait, reset, told; and for all of them: take, change.
 local algo = {}
 if algorithm == 'exact' then
 -- Include: exactlimit
@@ -47,33 +67,47 @@ else
 end
 
 if state[1] ~= algorithm then
-  -- What another algorithm has counted is kept as a sum, for a whole period from now on.
-  for _, window in ipairs(windows) do
-    if window.is_known then
-      local old = state[1] == 'gcra' and window.limit or window.used
-      window.extra, window.extra_until = math.max(window.extra, old), now + window.ms
-    end
-    window.used, window.is_known = 0, false
-  end
   redis.call('DEL', KEYS[1])
+  state[6] = 0
+  if state[4] < now then state[4] = now end
+  -- GCRA does not know how many there were: as many as there may have been. Of a period that was
+  -- not counted, all that is known of others may be in it.
+  local by_gcra, most = state[1] == 'gcra', 0
+  for place = HEAD + 1, #state, FIELDS do
+    if not by_gcra then most = math.max(most, state[place + 1]) end
+  end
+  for _, window in ipairs(windows) do
+    if by_gcra then most = math.max(most, window.limit) end
+  end
+  for _, window in ipairs(windows) do
+    algo.adopt(window, window.is_known and not by_gcra and window.used or most)
+  end
   state[1] = algorithm
-end
-for place = 1, #windows do
-  local window = windows[place]
-  if not window.is_known or set_back then algo.begin(window) else algo.advance(window) end
+else
+  local bring_up = is_new and algo.begin or algo.advance
+  for place = 1, #windows do
+    local window = windows[place]
+    if is_new or window.is_known and not set_back then bring_up(window) else algo.renew(window) end
+  end
 end
 
-local function save(hold)
-  local at = HEAD
+-- Lets permits weigh `new` instead of `old`, as of `at` if that is earlier; how many came back.
+local function change(id, old, new, logged_at, at)
+  local number = tonumber(id) - state[8]
+  if number < 1 or number > state[3] then return 0 end  -- of a state that was forgotten
+  return algo.change(number, old, new, logged_at, at)
+end
+
+local function save()
+  local at, ttl = HEAD, math.max(2 * longest, state[4] + longest - now, state[5] - now)
   for place = 1, #windows do
     local window = windows[place]
     state[at + 1], state[at + 2], state[at + 3] = window.ms, window.used, window.edge
     state[at + 4], state[at + 5], state[at + 6] = window.oldest, window.extra, window.extra_until
-    state[at + 7] = window.ring
+    state[at + 7], state[at + 8] = window.ring, window.since
     at = at + FIELDS
+    if window.extra_until - now > ttl then ttl = window.extra_until - now end
   end
   for place = #state, at + 1, -1 do state[place] = nil end
-  local ttl = 2 * longest + hold + 1000
-  if state[5] - now > ttl then ttl = state[5] - now end
-  redis.call('SET', KEYS[2], cmsgpack.pack(state), 'PX', ttl)
+  redis.call('SET', KEYS[2], cmsgpack.pack(state), 'PX', math.ceil(ttl) + 1000)
 end
