@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import functools
+import os
 import threading
 from collections.abc import Callable, Coroutine
 from types import MethodType
@@ -37,6 +38,12 @@ class Portal:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._stop = asyncio.Event()
         self._thread = threading.Thread(target=self._serve, name="penstock", daemon=True)
+        self._pid = os.getpid()
+
+    @property
+    def is_ours(self) -> bool:
+        """Whether its thread is in this process, and not in the one that we were forked from."""
+        return self._pid == os.getpid()
 
     def open(self) -> None:
         """Start the thread; return when the application is open, or raise why it is not."""
@@ -48,6 +55,24 @@ class Portal:
             raise
 
     def run(self, work: Coroutine[Any, Any, R]) -> R:
+        """Wait for what it returns or raises."""
+        return self.wait(self.begin(work))
+
+    def wait(self, future: concurrent.futures.Future[R]) -> R:
+        """Wait for what was begun before."""
+        try:
+            return future.result()
+        except concurrent.futures.CancelledError:
+            raise OutcomeUnknown("Penstock was closed during the call") from None
+        except BaseException:
+            future.cancel()  # Ctrl-C must not leave the work running behind the caller's back
+            raise
+
+    def begin(self, work: Coroutine[Any, Any, R]) -> concurrent.futures.Future[R]:
+        """Hand it over, and do not wait."""
+        if not self.is_ours:
+            work.close()
+            raise NotOpen("it was made by the process that this one was forked from")
         with self._gate:
             if self._closing or self._loop is None or threading.current_thread() is self._thread:
                 work.close()
@@ -56,14 +81,15 @@ class Portal:
                     if self._closing
                     else "a blocking call from inside Penstock's own loop would wait for itself"
                 )
-            future = asyncio.run_coroutine_threadsafe(work, self._loop)
+            return asyncio.run_coroutine_threadsafe(work, self._loop)
+
+    def post(self, callback: Callable[[], object]) -> None:
+        """Have it called on the loop soon, if there still is one. Never waits: for finalizers."""
         try:
-            return future.result()
-        except concurrent.futures.CancelledError:
-            raise OutcomeUnknown("Penstock was closed during the call") from None
-        except BaseException:
-            future.cancel()  # Ctrl-C must not leave the work running behind the caller's back
-            raise
+            if self.is_ours and self._loop is not None:
+                self._loop.call_soon_threadsafe(callback)
+        except RuntimeError:
+            return  # the loop has ended, and all on it
 
     def close(self) -> None:
         """Close the application and end the thread. Calls under way end, none with a false yes."""

@@ -26,6 +26,7 @@ from penstock.queues.options import Gate, Overflow, SendWords, Side
 from penstock.queues.tasks import TaskWords
 from penstock.redis import client as asynchronous_client
 from penstock.settings import Settings
+from penstock.sync_coordination import Coordination
 from penstock.sync_queues import Job, Queue, Task, TaskDecorator, job_of
 from penstock.topics import topic as asynchronous_topic
 from penstock.topics.durability import Durability
@@ -65,15 +66,19 @@ class Topic:
         portal, app = self._app.reach()
         with self._lock:
             if self._made is None or self._made[0] is not portal:  # opened anew, or after a fork
-                self._made = (portal, app.topic(self.name, **self._options))
+                self._made = (portal, self.on(app))
             return self._made
+
+    def on(self, app: asynchronous.Penstock) -> asynchronous_topic.Topic:
+        """Return a sibling in an application."""
+        return app.topic(self.name, **self._options)
 
     send = Blocking(asynchronous_topic.Topic.send)
     send_batch = Blocking(asynchronous_topic.Topic.send_batch)
     facts = Blocking(asynchronous_topic.Topic.facts)
 
 
-class Penstock:
+class Penstock(Coordination):
     """`penstock.Penstock`, blocking. Opens at its first use, or by `with`."""
 
     def __init__(self, url: str | None = None, *, settings: Settings | None = None) -> None:

@@ -7,6 +7,7 @@ import threading
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, Protocol, TypeVar, Unpack, cast, overload
 
+from penstock import app as asynchronous
 from penstock.portal import Blocking, Portal
 from penstock.queues import job as asynchronous_job
 from penstock.queues import queue as asynchronous_queue
@@ -34,7 +35,11 @@ class Queue:
 
     def reach(self) -> tuple[Portal, asynchronous_queue.Queue]:
         portal, app = self._app.reach()
-        return portal, app.queue(self.name, **self._options)
+        return portal, self.on(app)
+
+    def on(self, app: asynchronous.Penstock) -> asynchronous_queue.Queue:
+        """Return its sibling in an application."""
+        return app.queue(self.name, **self._options)
 
     push = Blocking(asynchronous_queue.Queue.push)
     push_many = Blocking(asynchronous_queue.Queue.push_many)

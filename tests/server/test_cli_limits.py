@@ -59,6 +59,7 @@ def test_limits_are_listed_and_shown_with_what_is_left(shell, in_code):
         "algorithm": "exact",
         "burst": None,
         "buffer": 0.0,
+        "margin_s": 0.0,
         "edited": False,
     }
     assert shell.ok("limit", "show").splitlines()[1].split() == (
@@ -110,7 +111,8 @@ def test_an_edit_holds_for_everybody_until_it_is_released(shell, in_code):
     assert (line["rates"], line["buffer"], line["edited"]) == (["20/min", "100/hour"], 2.0, True)
     assert "an edit" in shell.ok("limit", "show")
     # What is not said stays as it is.
-    assert shell.json("limit", "set", "api", "30/min")["buffer"] == 2.0
+    assert shell.json("limit", "set", "api", "30/min", "--margin", "2s")["buffer"] == 2.0
+    assert "(exact, 2 never used, margin 2.0 s)" in shell.ok("limit", "set", "api", "30/min")
     told = shell.json("limit", "set", "api", "30/min", "--algorithm", "gcra", "--burst", "3")
     assert (told["algorithm"], told["burst"]) == ("gcra", 3)
     assert shell.json("limit", "set", "api", "40/min")["burst"] == 3

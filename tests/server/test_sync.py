@@ -121,6 +121,8 @@ WITHOUT_SIBLING = {
     # The client lives and ends with its Penstock.
     (Client, "open"),
     (Client, "close"),
+    # A part of `close`.
+    (penstock.Penstock, "close_coordination"),
 }
 
 

@@ -38,6 +38,8 @@ class LimitLine(msgspec.Struct, frozen=True, kw_only=True):
     burst: int | None
     buffer: float
     """How much of each rate is never used: a number, or a part below 1."""
+    margin_s: float
+    """By how much longer each period is taken."""
     edited: bool
     """Whether somebody has set it so, whatever the code says."""
 
@@ -83,6 +85,7 @@ async def edit_limit(
     algorithm: Algorithm | None = None,
     burst: int | None = None,
     buffer: float | None = None,
+    margin_s: float | None = None,
 ) -> tuple[LimitLine, bool]:
     """Set a limit for everybody: how it is now, and whether it was known before.
 
@@ -95,7 +98,12 @@ async def edit_limit(
     if burst is None and chosen == before.algorithm:
         burst = before.burst
     setting = LimitSetting(
-        wanted, chosen, burst, before.buffer if buffer is None else buffer, edited=True
+        wanted,
+        chosen,
+        burst,
+        before.buffer if buffer is None else buffer,
+        before.margin_ms if margin_s is None else round(margin_s * 1000),
+        edited=True,
     )
     await app.limits.edit(name, setting)
     return _line(name, setting), known is not None
@@ -166,5 +174,6 @@ def _line(name: str, setting: LimitSetting) -> LimitLine:
         algorithm=setting.algorithm,
         burst=setting.burst,
         buffer=setting.buffer,
+        margin_s=setting.margin_ms / 1000,
         edited=setting.edited,
     )

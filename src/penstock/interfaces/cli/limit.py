@@ -24,6 +24,7 @@ from penstock.inspector.limits import (
 from penstock.interfaces.cli.administer import with_app
 from penstock.interfaces.cli.main import pass_settings
 from penstock.interfaces.cli.output import json_option, say, say_json
+from penstock.interfaces.cli.values import duration
 from penstock.interfaces.cli.wording import age, plural, table
 from penstock.settings import Settings
 
@@ -110,7 +111,8 @@ def _show(view: LimitView) -> None:
 def _manner(line: LimitLine) -> str:
     burst = f", burst {line.burst:,}" if line.burst is not None else ""
     buffer = f", {line.buffer:g} never used" if line.buffer else ""
-    return f"{line.algorithm}{burst}{buffer}"
+    margin = f", margin {age(line.margin_s * 1000)}" if line.margin_s else ""
+    return f"{line.algorithm}{burst}{buffer}{margin}"
 
 
 def _decided(line: LimitLine) -> str:
@@ -130,6 +132,9 @@ def _decided(line: LimitLine) -> str:
 )
 @click.option("--burst", type=click.IntRange(1, MOST), help="Calls at once, of gcra.")
 @click.option("--buffer", type=float, help="Calls of each window never used, or a part below 1.")
+@click.option(
+    "--margin", "margin_s", type=duration, metavar="TIME", help="By so much each period is longer."
+)
 @click.option("--release", is_flag=True, help="Let code decide again.")
 @json_option
 @pass_settings

@@ -1,0 +1,91 @@
+"""Feeds for code that does not await: see `penstock.sync`."""
+
+from __future__ import annotations
+
+import asyncio
+from types import TracebackType
+from typing import Self
+
+from penstock.coordination.feeds import feed as asynchronous
+from penstock.coordination.feeds.events import Event
+from penstock.coordination.feeds.reader import FeedReader as AsynchronousReader
+from penstock.portal import Blocking, Portal
+from penstock.sync_sibling import Application, Bound, Sibling
+
+__all__ = ["Feed", "FeedReader"]
+
+
+class Feed(Sibling[asynchronous.Feed]):
+    """`penstock.Feed`, blocking. Made by `Penstock.feed`."""
+
+    def __init__(self, app: Application, name: str) -> None:
+        super().__init__(app, lambda app: app.feed(name))
+        self.name = name
+
+    def __repr__(self) -> str:
+        return f"Feed({self.name!r})"
+
+    publish = Blocking(asynchronous.Feed.publish)
+    snapshot = Blocking(asynchronous.Feed.snapshot)
+
+    def read(self, after: int | None = None, *, snapshot: bool = True) -> FeedReader:
+        """Return an iterator over the events, as `penstock.Feed.read` does."""
+        portal, feed = self.reach()
+        return FeedReader(portal, feed.read(after, snapshot=snapshot))
+
+
+class FeedReader(Bound[AsynchronousReader]):
+    """Hands out the events of a feed in order; each step waits for the next one.
+
+        for event in feed.read():
+            print(event.number, event.type, event.data)
+
+    It ends after the final event. It is for one thread.
+    """
+
+    def __init__(self, portal: Portal, reader: AsynchronousReader) -> None:
+        super().__init__(portal, reader)
+
+    @property
+    def last(self) -> int:
+        """Number of the latest event that was handed out: the one to resume after."""
+        return self._target.last
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> Event:
+        return self.next()
+
+    def next(self, timeout: float | None = None) -> Event:
+        """Wait for the next event; TimeoutError if it does not come within so many seconds.
+
+        Nothing is lost by that: ask again. StopIteration after the final one.
+        """
+
+        async def step() -> Event | None:
+            async with asyncio.timeout(timeout):
+                return await anext(self._target, None)
+
+        event = self._portal.run(step())
+        if event is None:
+            raise StopIteration
+        return event
+
+    def stop(self) -> None:
+        """Stop reading. May come twice."""
+        self._portal.post(self._target.stop)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.stop()
+
+    def __del__(self) -> None:
+        self.stop()  # on the loop, where the others read
