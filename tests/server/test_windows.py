@@ -15,6 +15,7 @@ from penstock.coordination.windows.window import Window
 from penstock.errors import (
     InvalidItem,
     InvalidName,
+    NotOpen,
     OutcomeUnknown,
     OutOfMemory,
     QueueFull,
@@ -471,6 +472,26 @@ async def test_what_happens_to_batches_is_told_in_numbered_events(app):
         b"closed_max_size": b"1",
         b"fast": b"1",
     }
+
+
+async def test_readers_follow_what_happens_to_batches(app):
+    gather = app.window("gather", to=app.queue("batches"), max_items=2, **LONG)
+    await gather.add("a", 1)
+    seen = []
+    async for event in (await gather.feed()).read(after=0):
+        seen.append((event.number, event.type, event.data["key"], event.data["count"]))
+        if event.type == "open":
+            await gather.add("a", 2)
+        else:
+            break
+    assert seen == [(1, "open", "a", 1), (2, "closed", "a", 2)]
+    grouped = app.window("grouped", to=app.topic("grouped", partitions=2), **LONG)
+    await grouped.add("k", 1)
+    with pytest.raises(SettingError, match="partition"):
+        await grouped.feed()
+    assert (await (await grouped.feed("k")).snapshot()).number == 1
+    with pytest.raises(NotOpen):
+        await window(app).feed()
 
 
 async def test_events_go_on_after_the_last_one_when_its_number_is_lost(app):

@@ -179,6 +179,7 @@ class Coordination:
             max_bytes=max_bytes,
             key_field=key_field,
             items_field=items_field,
+            hub=self.hub,
         )
         self._windows.append(window)
         return window

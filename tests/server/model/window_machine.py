@@ -109,7 +109,7 @@ class Truth:
         if batch is None:
             batch, what = Open(key, self.now_ms, self.now_ms), "open"
             self.open[key] = batch
-        elif batch.last_ms // 1000 != self.now_ms // 1000:
+        elif batch.last_ms // 1000 != self.now_ms // 1000 and len(batch.items) + 1 < MAX_ITEMS:
             what = "update"
         batch.last_ms = self.now_ms
         batch.items.append(item)

@@ -10,6 +10,8 @@ from datetime import timedelta
 from secrets import token_hex
 from typing import Any, Final, Self
 
+from penstock.coordination.feeds.feed import Feed
+from penstock.coordination.feeds.hub import FeedHub
 from penstock.coordination.repeating import until_known
 from penstock.coordination.windows.adding import Adding
 from penstock.coordination.windows.batches import Added, OpenBatch
@@ -18,7 +20,7 @@ from penstock.coordination.windows.looking import batch_of, open_batches
 from penstock.coordination.windows.options import WindowOptions
 from penstock.coordination.windows.records import Registration, WindowRecord
 from penstock.coordination.windows.targets import Place, target_of
-from penstock.errors import SettingError
+from penstock.errors import NotOpen, SettingError
 from penstock.queues.queue import Queue
 from penstock.redis.client import Client
 from penstock.redis.codec import Codec
@@ -70,9 +72,10 @@ class Window:
         max_bytes: int | None = None,
         key_field: str | None = None,
         items_field: str | None = None,
+        hub: FeedHub | None = None,
     ) -> None:
         self.client, self.codec = client, codec
-        self.name, self.to = name, to
+        self.name, self.to, self._hub = name, to, hub
         self.options = WindowOptions.of(
             name,
             client.settings.windows,
@@ -240,6 +243,29 @@ class Window:
     async def open_batches(self, limit: int = 100) -> list[OpenBatch]:
         """Open batches, those that are due first in front. Three round trips."""
         return await open_batches(self.client, await self.target.places(), self.items.key, limit)
+
+    async def feed(self, key: str | None = None) -> Feed:
+        """Return what happens to batches, for any number of readers.
+
+            async for event in (await batches.feed()).read(after=0):
+                print(event.number, event.type, event.data["key"], event.data["count"])
+
+        Types are `open`, `update` (once a second at most), `closed` and `fast`. A topic has a feed
+        for each partition: `key` says whose.
+        """
+        if self._hub is None:
+            raise NotOpen("a window has a feed if it comes from an application: `app.window(…)`")
+        if key is None and len(await self.target.places()) > 1:
+            raise SettingError("key", key, "a key, since each partition has its own feed")
+        index = (await self.target.place_of(key or "")).index
+        return Feed.at(
+            self.client,
+            self.codec,
+            self._hub,
+            name=self.name,
+            events=index.events,
+            state=index.state,
+        )
 
     async def register(self) -> None:
         """Let every worker know of this window. `add` does so by itself."""

@@ -73,12 +73,15 @@ if id ~= '' then
   end
 end
 
-local function remember()
+-- Others are forgotten now and then, more of them than come meanwhile.
+local function remember(forgets)
   if id == '' then return end
-  local old = redis.call('ZRANGEBYSCORE', KEYS[11], '-inf',
-    text_of(micros - ARGV[19] * 1000), 'LIMIT', 0, 20)
-  -- First: the id itself may be among them.
-  if old[1] then redis.call('ZREM', KEYS[11], unpack(old)) end
+  if forgets then
+    local old = redis.call('ZRANGEBYSCORE', KEYS[11], '-inf',
+      text_of(micros - ARGV[19] * 1000), 'LIMIT', 0, 20)
+    -- Before the new one: the id itself may be among them.
+    if old[1] then redis.call('ZREM', KEYS[11], unpack(old)) end
+  end
   redis.call('ZADD', KEYS[11], text_of(micros), id)
   redis.call('PEXPIRE', KEYS[11], ARGV[19])
 end
@@ -99,7 +102,7 @@ if ARGV[25] ~= '' then
     redis.call('HINCRBY', KEYS[6], 'added', 1)
     redis.call('HSETNX', KEYS[5], 'lanes', 1)
     if most_bytes > 0 then redis.call('HINCRBY', KEYS[5], 'bytes', 0) end
-    remember()
+    remember(true)
     local side = redis.call('HGET', KEYS[5], 'side') or 'right'
     put(KEYS[4], KEYS[8], KEYS[9], KEYS[5], side, 'high', job, false)
     redis.call('HINCRBY', KEYS[3], 'fast', 1)
@@ -138,11 +141,11 @@ else
     redis.call('MSET', base .. ':camera_id', key, base .. ':started_at', at)
   end
 end
-remember()
+remember(size % 10 == 0)
 local count = redis.call('RPUSH', ARGV[1] .. batch .. ':detections', item)
 local due = math.min(started + ARGV[13], now + ARGV[14])
 redis.call('ZADD', KEYS[1], text_of(due), window)
-if count == 1 or math.floor(last / 1000) ~= math.floor(now / 1000) then
+if count == 1 or (count < most and math.floor(last / 1000) ~= math.floor(now / 1000)) then
   tell(count == 1 and 'open' or 'update', batch, key, ',"count":' .. count .. ',"started_ms":'
     .. text_of(started) .. ',"due_ms":' .. text_of(due))
 end
