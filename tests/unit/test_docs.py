@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from penstock import errors, settings
+from penstock.settings_coordination import FOREIGN_VARIABLES
 from penstock.settings_reading import names_of, variable_of
 
 ROOT = Path(__file__).parents[2]
@@ -73,6 +74,12 @@ def test_the_settings_page_lists_every_setting_with_its_variable_and_default():
         value = getattr(getattr(made, section) if section else made, key)
         expected = "–" if value in {None, ""} else str(value)
         assert shown.strip().lower() == expected.lower(), name
+
+
+def test_the_settings_page_lists_the_variables_of_other_programs():
+    page = (ROOT / "docs" / "reference" / "settings.md").read_text()
+    rows = re.findall(r"^\| `([A-Z_]+)` \| `([\w.]+)` \|$", page, re.MULTILINE)
+    assert dict(rows) == FOREIGN_VARIABLES
 
 
 def test_the_errors_page_shows_the_tree_of_the_module():
