@@ -135,3 +135,35 @@ async def test_a_fast_detection_is_in_the_high_lane_under_its_own_name(app, plai
     assert item["fast_path"] is True
     assert plain.llen("analysis_queue") == 0
     assert plain.get("batch:front_door:current") is None
+
+
+@pytest.mark.parametrize("stored", ["list", "text"])
+@pytest.mark.parametrize("closed_by", ["the next detection", "hand"])
+async def test_a_batch_that_the_old_aggregator_has_begun_is_taken_over(
+    app, plain, stored, closed_by
+):
+    """Five keys that end after an hour; the detections a list, or JSON as it was documented."""
+    gather, began = window(app), time.time()
+    plain.set("batch:front_door:current", "abc12345", ex=3600)
+    for field, value in (
+        ("camera_id", "front_door"),
+        ("started_at", str(began)),
+        ("last_activity", str(began)),
+    ):
+        plain.set(f"batch:abc12345:{field}", value, ex=3600)
+    if stored == "text":
+        plain.set("batch:abc12345:detections", "[101, 102]", ex=3600)
+    else:
+        plain.rpush("batch:abc12345:detections", 101, 102)
+        plain.expire("batch:abc12345:detections", 3600)
+    if closed_by == "the next detection":
+        added = await gather.add("front_door", 103)
+        assert (added.batch_id, added.size) == ("abc12345", 3)
+        assert {plain.ttl(key) for key in plain.keys("batch:*")} == {-1}
+        assert (await gather.batch("front_door")).bytes == 12
+    assert await gather.close("front_door") == "abc12345"
+    [item] = map(json.loads, plain.lrange("analysis_queue", 0, -1))
+    expected = [101, 102, 103] if closed_by == "the next detection" else [101, 102]
+    assert item["detection_ids"] == expected
+    assert abs(item["started_ms"] - began * 1000) <= 1
+    assert plain.keys("batch:*") == []

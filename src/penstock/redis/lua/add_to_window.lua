@@ -51,17 +51,15 @@ local batch = redis.call('GET', pointer)
 local size, bytes, started, last, started_micros = 0, 0, now, now, micros
 if batch then
   local base = ARGV[1] .. batch
+  local told = redis.call('MGET', base .. ':started_at', base .. ':last_activity', base .. ':bytes')
+  bytes = tonumber(told[3]) or adopt(pointer, base)
   size = redis.call('LLEN', base .. ':detections')
-  if size > 0 then
-    local told = redis.call('MGET', base .. ':started_at', base .. ':last_activity', base .. ':bytes')
-    started, started_micros = ms_of(told[1])
-    if not started or started > now then
-      -- Somebody took its time away, or set the clock back: it begins anew, and no item is lost.
-      started, started_micros = now, micros
-    end
-    last = ms_of(told[2]) or started
-    bytes = tonumber(told[3]) or 0
+  started, started_micros = ms_of(told[1])
+  if not started or started > now then
+    -- Somebody took its time away, or set the clock back: it begins anew, and no item is lost.
+    started, started_micros = now, micros
   end
+  last = ms_of(told[2]) or started
 end
 
 if id ~= '' then

@@ -62,6 +62,7 @@ for _, window in ipairs(windows) do
   else
     local base, reason = ARGV[1] .. batch, ARGV[20]
     local told = redis.call('MGET', base .. ':started_at', base .. ':last_activity', base .. ':bytes')
+    if not told[3] then adopt(pointer, base) end
     if reason == '' then
       local started = ms_of(told[1]) or 0
       -- Whoever added to it last may have had other limits: then only the reason is a guess.

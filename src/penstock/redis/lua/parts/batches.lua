@@ -31,6 +31,24 @@ local function tell(what, batch, key, more)
   redis.call('PUBLISH', KEYS[2], text_of(number))
 end
 
+-- Takes over a batch that another program has begun, as it has no count of bytes: its items may be
+-- one JSON text, and its keys have an end. Returns its bytes.
+local function adopt(pointer, base)
+  local list, bytes = base .. ':detections', 0
+  if redis.call('TYPE', list).ok == 'string' then
+    local text = redis.call('GET', list)
+    local known, items = pcall(cjson.decode, text)
+    if not known or type(items) ~= 'table' then items = {text} end
+    redis.call('DEL', list)
+    for _, item in ipairs(items) do redis.call('RPUSH', list, cjson.encode(item)) end
+  end
+  for _, item in ipairs(redis.call('LRANGE', list, 0, -1)) do bytes = bytes + #item + 1 end
+  for _, name in ipairs({pointer, list, base .. ':camera_id', base .. ':started_at'}) do
+    redis.call('PERSIST', name)
+  end
+  return bytes
+end
+
 -- Why a batch is due now; nil if it is not. Its age comes first.
 local function why_due(started, last)
   if now >= started + ARGV[13] then return 'max_age' end
