@@ -28,7 +28,15 @@ class Cache(Sibling[asynchronous.Cache]):
     def __repr__(self) -> str:
         return f"Cache({self.space!r})"
 
-    get = Blocking(asynchronous.Cache.get)
+    @overload
+    def get(self, key: str, default: None = None, *, type: type[T]) -> T | None: ...
+    @overload
+    def get(self, key: str, default: Any = None, *, type: Any = Any) -> Any: ...
+    def get(self, key: str, default: Any = None, *, type: Any = Any) -> Any:  # noqa: A002
+        """The value, or `default` if there is none, as `penstock.Cache.get`."""
+        portal, cache = self.reach()
+        return portal.run(cache.get(key, default, type=type))
+
     get_many = Blocking(asynchronous.Cache.get_many)
     set = Blocking(asynchronous.Cache.set)
     delete = Blocking(asynchronous.Cache.delete)

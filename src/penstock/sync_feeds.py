@@ -9,18 +9,20 @@ from typing import Self
 from penstock.coordination.feeds import feed as asynchronous
 from penstock.coordination.feeds.events import Event
 from penstock.coordination.feeds.reader import FeedReader as AsynchronousReader
-from penstock.portal import Blocking, Portal
-from penstock.sync_sibling import Application, Bound, Sibling
+from penstock.portal import Blocking, Facade, Portal
+from penstock.sync_sibling import Bound
 
 __all__ = ["Feed", "FeedReader"]
 
 
-class Feed(Sibling[asynchronous.Feed]):
-    """`penstock.Feed`, blocking. Made by `Penstock.feed`."""
+class Feed:
+    """`penstock.Feed`, blocking. Made by `Penstock.feed`; of a run or a window, by those."""
 
-    def __init__(self, app: Application, name: str) -> None:
-        super().__init__(app, lambda app: app.feed(name))
-        self.name = name
+    def __init__(self, feed: Facade[asynchronous.Feed], name: str) -> None:
+        self._feed, self.name = feed, name
+
+    def reach(self) -> tuple[Portal, asynchronous.Feed]:
+        return self._feed.reach()
 
     def __repr__(self) -> str:
         return f"Feed({self.name!r})"

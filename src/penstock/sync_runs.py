@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from penstock.coordination.runs import run as asynchronous_run
 from penstock.coordination.runs import runs as asynchronous_runs
 from penstock.portal import Blocking
+from penstock.sync_feeds import Feed
 from penstock.sync_sibling import Application, Sibling, each
 
 __all__ = ["Run", "Runs"]
@@ -66,6 +67,12 @@ class Run(Sibling[asynchronous_run.Run]):
     events = Blocking(asynchronous_run.Run.events)
     last_events = Blocking(asynchronous_run.Run.last_events)
     seed_view = Blocking(asynchronous_run.Run.seed_view)
+
+    @property
+    def feed(self) -> Feed:
+        """The run's events for any number of readers, as `penstock.Run.feed`."""
+        run_id = self.id
+        return Feed(Sibling(self._app, lambda app: app.runs.open(run_id).feed), run_id)
 
     def iter_processed(self) -> Iterator[str]:
         """All items that were processed, as `penstock.Run.iter_processed`."""

@@ -10,7 +10,7 @@ import time
 import pytest
 
 import penstock
-from penstock import sync_cache, sync_coordination, sync_feeds, sync_holding, sync_runs
+from penstock import sync_cache, sync_feeds, sync_holding, sync_primitives, sync_runs
 from penstock.errors import (
     InvalidItem,
     LimitReached,
@@ -92,10 +92,10 @@ def in_child(work):
 
 SIBLINGS = {
     sync_cache.Cache: penstock.Cache,
-    sync_coordination.HourlyLimit: penstock.HourlyLimit,
-    sync_coordination.LimitBook: penstock.LimitBook,
-    sync_coordination.Once: penstock.Once,
-    sync_coordination.Window: penstock.Window,
+    sync_primitives.HourlyLimit: penstock.HourlyLimit,
+    sync_primitives.LimitBook: penstock.LimitBook,
+    sync_primitives.Once: penstock.Once,
+    sync_primitives.Window: penstock.Window,
     sync_feeds.Feed: penstock.Feed,
     sync_holding.Limit: penstock.Limit,
     sync_holding.Reservation: penstock.Reservation,
@@ -357,6 +357,7 @@ def test_a_run_from_its_start_to_its_end(app):
     assert app.runs.get("nightly").checkpoint == {"page": 7}
     assert [record.id for record in app.runs.list(status="completed")] == ["nightly"]
     assert app.runs.open("nightly").last_events(1)[0].number == run.record().events
+    assert [event.number for event in run.feed.read(after=0)][-1] == run.record().events
     with pytest.raises(RunMissing):
         app.runs.open("other").record()
 
@@ -410,6 +411,7 @@ def test_windows_gather_for_queues_and_topics(app):
     assert [batch.key for batch in batches.open_batches()] == ["front_door"]
     assert batches.close("front_door") == added.batch_id
     assert analysis.pressure().current_length == 1
+    assert next(batches.feed().read(after=0)).type == "open"
     hourly = app.window("hourly", to=app.topic("batches", partitions=2), max_items=2)
     hourly.register()
     hourly.add("a", 1)

@@ -12,9 +12,9 @@ __all__ = ["run_feed", "window_feed"]
 
 async def run_feed(app: Penstock, run_id: str) -> Feed:
     """Return the feed of a run; RunMissing if there is none. One round trip."""
-    await app.runs.get(run_id)
-    keys = app.redis.keys.run(run_id)
-    return Feed.at(app.redis, app.codec, app.hub, name=run_id, events=keys.events, state=keys.feed)
+    run = app.runs.open(run_id)
+    await run.record()
+    return run.feed
 
 
 async def window_feed(app: Penstock, name: str, partition: int | None = None) -> Feed:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Sequence
 from typing import Final
 
 import msgspec
@@ -14,8 +13,6 @@ from penstock.coordination.windows.records import WindowRecord, read_records
 from penstock.coordination.windows.targets import Place
 from penstock.coordination.windows.window import Window
 from penstock.errors import CoordinationError, ServerError, TopicMissing
-from penstock.topics.facts import read_facts
-from penstock.topics.topic import Topic
 
 __all__ = [
     "BatchView",
@@ -28,6 +25,7 @@ __all__ = [
 ]
 
 _PAGE: Final = 500
+_REASON: Final = "asked"
 
 
 class BatchView(msgspec.Struct, frozen=True, kw_only=True):
@@ -67,7 +65,7 @@ class WindowView(msgspec.Struct, frozen=True, kw_only=True):
 async def list_windows(app: Penstock, most: int = 100) -> list[WindowView]:
     """Every window that was ever used, with at most so many open batches each, by name.
 
-    One round trip, and for each window four, or five if it closes into a topic.
+    One round trip, and for each window five, or six if it closes into a topic.
     """
     return [await _view(app, record, most) for record in sorted(await _records(app), key=_order)]
 
@@ -86,52 +84,46 @@ async def registered(app: Penstock, name: str) -> list[WindowRecord]:
 async def places_of(app: Penstock, record: WindowRecord) -> Sequence[Place]:
     """Where its batches are: one place, or one for each partition; none if the topic is gone.
 
-    No round trip, or two. It does not make a topic.
+    No round trip, or one.
     """
-    async with _opened(app, record) as window:
-        return () if window is None else await window.target.places()
+    return await _places(_opened(app, record))
 
 
 async def close_one(app: Penstock, name: str, key: str) -> str | None:
     """Close the open batch of a key: its id, or None if there is none.
 
     QueueFull if there is no room for it; CoordinationError if there is no such window. Two round
-    trips, and more if it closes into a topic.
+    trips, and one for each partition if it closes into a topic.
     """
     for record in await registered(app, name):
-        async with _opened(app, record) as window:
-            if window is not None and (closed := await window.close(key)) is not None:
-                return closed
+        if (closed := await _close(_opened(app, record), key)) is not None:
+            return closed
     return None
 
 
 async def close_all(app: Penstock, name: str) -> AsyncIterator[str]:
     """Close the batches that are open now: their ids, each when it is closed.
 
-    As `close_one`; one round trip for each, and four for each 500.
+    As `close_one` for each of them, and four round trips for each 500.
     """
     records, now_ms = await registered(app, name), await _now_ms(app)
     for record in records:
-        async with _opened(app, record) as window:
-            # Others go on adding: what begins later is none of our business.
-            while window is not None and (
-                page := [
-                    one for one in await window.open_batches(_PAGE) if one.started_ms <= now_ms
-                ]
-            ):
-                for batch in page:
-                    if (closed := await window.close(batch.key)) is not None:
-                        yield closed
+        window, more = _opened(app, record), True
+        while more:
+            more = False
+            for batch in await _open_batches(window, _PAGE):
+                # Others go on adding: what begins later is none of our business.
+                if batch.started_ms <= now_ms and (closed := await _close(window, batch.key)):
+                    more = True
+                    yield closed
 
 
 async def _view(app: Penstock, record: WindowRecord, most: int) -> WindowView:
-    count, batches = 0, list[BatchView]()
-    async with _opened(app, record) as window:
-        if window is not None:
-            count = await _open_in(app, await window.target.places())
-            found = await window.open_batches(most) if count else []
-            now_ms = await _now_ms(app) if found else 0
-            batches = [_batch(batch, now_ms) for batch in found]
+    window = _opened(app, record)
+    places = await _places(window)
+    count = await _open_in(app, places)
+    found = await _open_batches(window, most) if count else []
+    now_ms = await _now_ms(app) if found else 0
     return WindowView(
         name=record.name,
         kind=record.kind,
@@ -141,12 +133,21 @@ async def _view(app: Penstock, record: WindowRecord, most: int) -> WindowView:
         max_items=record.max_items,
         max_bytes=record.max_bytes,
         open=count,
-        batches=batches,
-        is_missing=window is None,
+        batches=[_batch(batch, now_ms) for batch in found],
+        is_missing=not places,
     )
 
 
+async def _open_batches(window: Window, most: int) -> list[OpenBatch]:
+    try:
+        return await window.open_batches(most)
+    except TopicMissing:
+        return []
+
+
 async def _open_in(app: Penstock, places: Sequence[Place]) -> int:
+    if not places:
+        return 0
     sizes = await app.redis.pipeline([("ZCARD", place.index.due) for place in places])
     for size in sizes:
         if isinstance(size, ServerError):
@@ -176,21 +177,29 @@ def _order(record: WindowRecord) -> str:
     return record.field
 
 
-@asynccontextmanager
-async def _opened(app: Penstock, record: WindowRecord) -> AsyncGenerator[Window | None]:
-    """The window as whoever registered it uses it; None if its topic is gone."""
-    if record.kind == "topic":
-        try:
-            await read_facts(app.redis, record.target)  # asked, the topic itself would come back
-        except TopicMissing:
-            yield None
-            return
-    window = Window.registered(app.redis, app.codec, record)
+async def _close(window: Window, key: str) -> str | None:
+    """Close the batch of a key, wherever it is: only its programs know the topic's partitioner."""
+    name, _ = window.items.window(key)
+    for place in await _places(window):
+        status, _, length, closed, packed = await window.close_at(place, _REASON, name)
+        if packed:
+            await window.target.note_losses(packed)
+        if status <= 0:
+            raise window.target.refusal(status, length)
+        if closed:
+            return closed[0].decode()
+    return None
+
+
+async def _places(window: Window) -> Sequence[Place]:
     try:
-        yield window
-    finally:
-        if isinstance(window.to, Topic):
-            await window.to.close()
+        return await window.target.places()
+    except TopicMissing:
+        return ()
+
+
+def _opened(app: Penstock, record: WindowRecord) -> Window:
+    return Window.registered(app.redis, app.codec, record)
 
 
 async def _now_ms(app: Penstock) -> int:
