@@ -103,7 +103,9 @@ class Judge:
         self, place: int, wanted: int, fewest: int, reply: list[Any], room: int
     ) -> None:
         key, now, granted = self.keys[place], self.true_ms, reply[GRANTED]
-        if room != key.room(now, surely=True):
+        if any(
+            key.left(period, now) != key.left(period, now, surely=True) for period in key.windows
+        ):
             return  # a period that nobody counted before
         is_open = now >= key.closed_until and room >= fewest
         if granted != (min(wanted, room) if is_open else 0):

@@ -66,6 +66,7 @@
       adopted = count
     end
     window.edge, window.used, reach = now - window.ms, adopted, window.ms
+    window.since = state[3]
     find_oldest(window)
   end
 
@@ -128,7 +129,13 @@
   function algo.change(number, old, new, logged_at, at)
     local member = member_of(number, old)
     local score = tonumber(redis.call('ZSCORE', KEYS[1], member) or -1)
-    if score < 0 then return 0 end
+    if score < 0 then
+      if number > windows[1].since or new <= old or logged_at <= now - longest then return 0 end
+      -- Another algorithm has counted it, with others: only more of it can be told.
+      state[3], state[4] = state[3] + 1, math.max(state[4], now)
+      algo.take(new - old, now)
+      return old - new
+    end
     local to, is_inside = at and at < score and at or score, false
     for _, window in ipairs(windows) do
       if score > window.edge then
