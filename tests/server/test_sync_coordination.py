@@ -454,9 +454,12 @@ def test_everything_works_again_after_the_application_was_closed(app):
         pass
 
 
-def test_closing_inside_a_block_ends_it_with_an_error(app):
+def test_closing_inside_a_block_ends_it_with_an_error(app, caplog):
     with pytest.raises(NotOpen), app.once("a"):
         app.close()
+    with pytest.raises(NotOpen), app.slots("gpu", 1).hold():
+        app.close()
+    assert [record.message for record in caplog.records if record.name == "asyncio"] == []
 
 
 def test_what_went_wrong_in_a_block_matters_more_than_that_it_was_closed(app):

@@ -101,7 +101,7 @@ class Slots:
         finally:
             try:
                 await slot.release()
-            except ServerError as error:
+            except (ServerError, NotOpen) as error:
                 quiet.warning("release", "%r is free only after its lease: %s", slot, error)
 
     async def take(
