@@ -156,7 +156,7 @@ async def storm(crew, *, kills, every_s, seed):
             at_work += crew.done() < crew.items
             await crew.hire(victim)
         await crew.all_added()
-        assert at_work >= kills // 2
+        assert at_work >= kills // 4
         return await crew.hold()
 
 
@@ -174,7 +174,7 @@ async def test_a_storm_of_kills_on_a_cluster(make_crew, cluster):
 @pytest.mark.timeout(1_800)
 @pytest.mark.parametrize("seed", range(5))
 async def test_long_storms_of_kills_lose_and_double_no_item(make_crew, valkey_server, seed):
-    crew = make_crew(valkey_server, keys=500, items=60_000)
+    crew = make_crew(valkey_server, keys=500, items=100_000)
     await storm(crew, kills=150, every_s=0.2, seed=seed)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import math
+import time
 from datetime import timedelta
 
 import pytest
@@ -276,6 +277,19 @@ async def test_a_batch_pushes_the_oldest_job_out_where_the_queue_says_so(app, po
     assert aside == (1 if policy == "dlq" else 0)
     # A compressed job's record is closed by the caller, since the script cannot read it.
     assert (await app.queues.job("batches", kept.job_id)).status == "failed"
+
+
+async def test_what_is_said_of_the_queue_later_holds_for_batches_too(app):
+    gather = window(app, max_items=1)
+    closer = WindowCloser(app.redis, app.codec, [gather])
+    await gather.add("a", 0)
+    app.queue("batches", max_size=1, overflow="reject")
+    await gather.add("a", 1)
+    with pytest.raises(QueueFull):
+        await gather.add("a", 2)
+    assert gather.record.queue_size == 1
+    await app.redis.call("ZADD", (await gather.target.places())[0].index.due, 1, "gather%1Fa")
+    assert await closer.look() == 0
 
 
 async def test_batches_count_in_a_queue_limited_by_bytes(app):
@@ -561,6 +575,30 @@ async def test_many_closers_close_each_batch_once(app, open_app, place):
     assert sorted(job["items"][0] for job in jobs) == sorted(keys)
 
 
+async def test_a_node_that_is_away_holds_up_its_own_batches_alone(start_cluster, namespace):
+    cluster = start_cluster(primaries=3)
+    quick = TimeoutSettings(connect_s=1.0, command_s=1.0)
+    settings = Settings(url=cluster.url, namespace=namespace, timeouts=quick)
+    async with Penstock(settings=settings) as app:
+        gather = Window(
+            app.redis, app.codec, "gather", to=app.topic("grouped", partitions=12), max_age=0.5
+        )
+        keys = [f"k{number}" for number in range(60)]
+        async with WindowCloser(app.redis, app.codec, [gather]) as closer:
+            await gather.add("warm", 0)
+            await eventually(lambda: closer.closed == 1)
+            await asyncio.gather(*(gather.add(key, key) for key in keys))
+            frozen = cluster.nodes[0]
+            frozen.pause()
+            begun = time.monotonic()
+            try:
+                await eventually(lambda: closer.closed >= 20, 3)
+                assert time.monotonic() - begun < 2.0
+            finally:
+                frozen.resume()
+            await eventually(lambda: closer.closed == 1 + len(keys), 15)
+
+
 async def test_a_closer_starts_and_stops_as_every_service(valkey_server, open_app):
     app = await open_app(valkey_server)
     await check_lifecycle(lambda: WindowCloser(app.redis, app.codec))
@@ -670,6 +708,39 @@ async def test_names_and_targets_that_cannot_be_are_refused(app):
 def small_server(request):
     with ServerProcess(request.param) as server:
         yield server
+
+
+async def test_who_may_not_publish_may_use_windows_all_the_same(small_server):
+    small_server.command("ACL", "SETUSER", "quiet", "on", ">pw", "~*", "+@all", "resetchannels")
+    url = f"redis://quiet:pw@127.0.0.1:{small_server.port}"
+    async with Penstock(settings=Settings(url=url)) as app:
+        gather = window(app, max_items=2)
+        await gather.add("a", 1)
+        await gather.add("a", 2)
+        assert [job["items"] for job in await jobs_in(app)] == [[1, 2]]
+        place = (await gather.target.places())[0]
+        assert [what for _, what, _ in await events_of(place, app)] == ["open", "closed"]
+
+
+async def test_broken_books_keep_no_item_out(small_server):
+    async with Penstock(settings=Settings(url=small_server.url)) as app:
+        gather = window(app, max_items=2)
+        place = (await gather.target.places())[0]
+        for key in (place.index.state, place.index.events):
+            await app.redis.call("SET", key, "something else")
+        for number in range(4):
+            await gather.add("a", number)
+        await gather.add("a", 4, fast=True)
+        assert [job["items"] for job in await jobs_in(app)] == [[0, 1], [2, 3]]
+
+
+async def test_a_queue_that_gets_batches_is_known_though_it_was_deleted(app):
+    gather = window(app, max_age=0.001)
+    await gather.add("a", 1)
+    await app.redis.call("SREM", app.redis.keys.queues().registry, "batches")
+    stranger = Window.registered(app.redis, app.codec, gather.record)
+    assert await eventually(WindowCloser(app.redis, app.codec, [stranger]).look) == 1
+    assert await app.redis.call("SISMEMBER", app.redis.keys.queues().registry, "batches")
 
 
 async def test_a_full_server_refuses_items_and_still_closes_batches(small_server):

@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Iterable
+from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
 from penstock.coordination.windows.records import read_records
@@ -17,7 +19,6 @@ from penstock.redis.client import Client
 from penstock.redis.codec import Codec
 from penstock.runtime.backoff import retry_delay_s
 from penstock.runtime.service import Service
-from penstock.topics.topic import Topic
 
 __all__ = ["WindowCloser"]
 
@@ -29,12 +30,24 @@ _SHORTEST_S: Final = 0.005
 _TROUBLED_AFTER: Final = 3
 
 
+@dataclass(slots=True)
+class _Errand:
+    """Something to see to again and again, whatever becomes of the others."""
+
+    see: Callable[[], Awaitable[float]]
+    """Returns the seconds until it is to be seen again."""
+    next_at: float = 0.0
+    failures: int = 0
+    is_under_way: bool = False
+
+
 class WindowCloser(Service):
     """Closes batches when they are due: any number of processes may, each at any time.
 
     Every worker runs one, for the windows that it declares and for all that others have ever used.
     It looks every `windows.look_s`, and earlier if the next batch is due earlier; so a batch is
-    closed well within a second of its time.
+    closed well within a second of its time. A node of a cluster that is away, or hangs, holds up
+    its own batches alone.
     """
 
     def __init__(self, client: Client, codec: Codec, windows: Iterable[Window] = ()) -> None:
@@ -43,93 +56,122 @@ class WindowCloser(Service):
         """Batches that this one has closed."""
         self.looks = 0
         self._client, self._codec = client, codec
-        self._declared = {window.record.field: window for window in windows}
-        self._windows = dict(self._declared)
+        self._windows = {window.record.field: window for window in windows}
+        self._declared = frozenset(self._windows)
         self._look_s = client.settings.windows.look_s
-        self._read_at = 0.0
-        self._failures = 0
+        # By window and place. That without a place finds places, that without both windows.
+        self._errands = {("", ""): _Errand(self._read_registry)}
+        self._wake = asyncio.Event()
+        self._is_over = False
 
     def trouble(self) -> str | None:
-        return "batches cannot be closed" if self._failures >= _TROUBLED_AFTER else None
+        if any(errand.failures >= _TROUBLED_AFTER for errand in self._errands.values()):
+            return "batches cannot be closed"
+        return None
+
+    def ask_to_stop(self) -> None:
+        super().ask_to_stop()
+        self._wake.set()
 
     async def run(self) -> None:
-        try:
-            while not self.stopping:
-                await self._rest(await self._round())
-        except NotOpen:
-            return  # the client was closed: others will close what is left
-        finally:
-            for window in self._windows.values():
-                if window.record.field not in self._declared and isinstance(window.to, Topic):
-                    await window.to.close()
+        for field in self._windows:
+            self._follow(field)
+        async with asyncio.TaskGroup() as group:
+            while not self.stopping and not self._is_over:
+                self._wake.clear()
+                now = time.monotonic()
+                for errand in list(self._errands.values()):
+                    if not errand.is_under_way and errand.next_at <= now:
+                        errand.is_under_way = True
+                        group.create_task(self._run_errand(errand), name="windows")
+                await self._rest()
 
     async def look(self) -> int:
         """Close all that is due now: how many batches. What fails is raised, after the rest."""
-        closed, errors, _ = await self._close_due()
+        before = self.closed
+        await self._read_registry()
+        errors: list[PenstockError] = []
+        for window in list(self._windows.values()):
+            try:
+                for place in await window.target.places():
+                    await self._close_at(window, place)
+            except TopicMissing:
+                continue
+            except PenstockError as error:
+                errors.append(error)
         if errors:
             raise errors[0]
-        return closed
+        return self.closed - before
 
-    async def _round(self) -> float:
-        """Close what is due; how long to rest."""
-        _, errors, wait_s = await self._close_due()
-        if not errors:
-            self._failures = 0
-            return min(wait_s, self._look_s)
-        if any(isinstance(error, NotOpen) for error in errors):
-            raise errors[0]
-        self._failures += 1
-        quiet.warning(
-            type(errors[0]).__name__,
-            "batches were not closed, trying again: %s",
-            errors[0],
-        )
-        return retry_delay_s(self._failures)
-
-    async def _rest(self, wait_s: float) -> None:
+    async def _rest(self) -> None:
+        free = [one.next_at for one in self._errands.values() if not one.is_under_way]
+        wait_s = min(free, default=time.monotonic() + self._look_s) - time.monotonic()
         try:
             async with asyncio.timeout(max(wait_s, _SHORTEST_S)):
-                await self.stop_asked.wait()
+                await self._wake.wait()
         except TimeoutError:
             return
 
-    async def _close_due(self) -> tuple[int, list[PenstockError], float]:
-        """Look at every place: batches closed, what went wrong, seconds until the next is due."""
-        errors: list[PenstockError] = []
+    async def _run_errand(self, errand: _Errand) -> None:
         try:
-            await self._read_registry()
+            wait_s = await errand.see()
+        except NotOpen:
+            self._is_over = True  # the client was closed: others will close what is left
         except PenstockError as error:
-            errors.append(error)
-        before, waits = self.closed, [self._look_s]
-        await asyncio.gather(
-            *(self._close_all_of(window, waits, errors) for window in self._windows.values())
-        )
-        self.looks += 1
-        return self.closed - before, errors, min(waits)
-
-    async def _close_all_of(
-        self, window: Window, waits: list[float], errors: list[PenstockError]
-    ) -> None:
-        async def at(place: Place) -> None:
-            try:
-                waits.append(await self._close_at(window, place))
-            except PenstockError as error:
-                errors.append(error)
-
-        try:
-            places = await window.target.places()
-        except TopicMissing:
-            return  # it was deleted, or nothing was ever sent to it
-        except PenstockError as error:
-            errors.append(error)
+            errand.failures += 1
+            errand.next_at = time.monotonic() + retry_delay_s(errand.failures)
+            quiet.warning(type(error).__name__, "batches were not closed, trying again: %s", error)
         else:
-            await asyncio.gather(*map(at, places))
+            errand.failures = 0
+            errand.next_at = time.monotonic() + wait_s
+        errand.is_under_way = False
+        self._wake.set()
+
+    # ---- what there is to see to
+
+    async def _read_registry(self) -> float:
+        for record in await read_records(self._client):
+            field = record.field
+            known = self._windows.get(field)
+            if field in self._declared or (known is not None and known.record == record):
+                continue
+            try:
+                self._windows[field] = Window.registered(self._client, self._codec, record)
+            except PenstockError as error:
+                quiet.warning(field, "window %s cannot be closed here: %s", field, error)
+            else:
+                self._follow(field)
+        return _READ_AGAIN_S
+
+    def _follow(self, field: str) -> None:
+        """See to a window from now on: first of all, where its batches are."""
+        window = self._windows[field]
+
+        async def find_places() -> float:
+            try:
+                places = await window.target.places()
+            except TopicMissing:
+                places = ()  # it was deleted, or nothing was ever sent to it
+            wanted = {
+                (field, place.beside): partial(self._close_at, window, place) for place in places
+            }
+            for key in [key for key in self._errands if key[0] == field and key[1]]:
+                if key not in wanted:
+                    del self._errands[key]
+            for key, see in wanted.items():
+                self._errands.setdefault(key, _Errand(see)).see = see
+            return self._look_s
+
+        self._errands[field, ""] = _Errand(find_places)
 
     async def _close_at(self, window: Window, place: Place) -> float:
-        """Close all that is due at one place: seconds until the next is."""
+        """Close all that is due at one place: seconds until it is to be looked at again."""
+        self.looks += 1
         while True:
             status, wait_ms, _, closed, packed = await window.close_at(place)
             self.closed += len(closed)
+            if closed:
+                await window.target.got_some()
             if packed:
                 await window.target.note_losses(packed)
             if status < 0:
@@ -144,19 +186,4 @@ class WindowCloser(Service):
                 )
                 return self._look_s
             if wait_ms != 0 or not closed or self.stopping:
-                return wait_ms / 1000 if wait_ms > 0 else self._look_s
-
-    async def _read_registry(self) -> None:
-        if time.monotonic() < self._read_at:
-            return
-        for record in await read_records(self._client):
-            field = record.field
-            if field in self._declared:
-                continue
-            known = self._windows.get(field)
-            if known is None or known.record != record:
-                try:
-                    self._windows[field] = Window.registered(self._client, self._codec, record)
-                except PenstockError as error:
-                    quiet.warning(field, "window %s cannot be closed here: %s", field, error)
-        self._read_at = time.monotonic() + _READ_AGAIN_S
+                return min(wait_ms / 1000, self._look_s) if wait_ms > 0 else self._look_s

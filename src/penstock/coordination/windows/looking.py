@@ -7,14 +7,14 @@ from typing import Final
 
 from penstock.coordination.windows.batches import OpenBatch
 from penstock.coordination.windows.targets import Place
-from penstock.errors import ServerError
+from penstock.errors import ServerError, SettingError
 from penstock.redis.client import Client
 from penstock.redis.wire import Reply
 
 __all__ = ["batch_of", "open_batches"]
 
 _FACTS: Final = ("started_at", "last_activity", "bytes")
-_MICROS: Final = 6
+_MOST_SHOWN: Final = 1_000_000
 
 
 async def batch_of(client: Client, place: Place, window: str, key: str) -> OpenBatch | None:
@@ -32,6 +32,8 @@ async def open_batches(
     client: Client, places: Sequence[Place], key_of: Callable[[str], str], limit: int
 ) -> list[OpenBatch]:
     """Open batches of all windows of one name, by the time at which they are due."""
+    if type(limit) is not int or not 1 <= limit <= _MOST_SHOWN:
+        raise SettingError("limit", limit, f"a whole number from 1 to {_MOST_SHOWN}")
     pages = _checked(
         await client.pipeline(
             [("ZRANGE", place.index.due, 0, limit - 1, "WITHSCORES") for place in places]

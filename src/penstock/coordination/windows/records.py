@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections.abc import Callable
 from typing import Final, Literal
 
 import msgspec
@@ -65,8 +66,8 @@ class WindowRecord(Struct, frozen=True, kw_only=True, omit_defaults=True):
 class Registration:
     """Registers one window before its first batch, and every minute while it is used."""
 
-    def __init__(self, client: Client, record: WindowRecord) -> None:
-        self._client, self.record = client, record
+    def __init__(self, client: Client, made: Callable[[], WindowRecord]) -> None:
+        self._client, self._made = client, made
         self._until = 0.0
         self._asking = asyncio.Lock()
 
@@ -79,11 +80,11 @@ class Registration:
         async with self._asking:
             if not self.is_due:
                 return
-            key, field = self._client.keys.windows().registry, self.record.field
+            record, key = self._made(), self._client.keys.windows().registry
             try:
-                await self._client.call("HSET", key, field, msgspec.json.encode(self.record))
+                await self._client.call("HSET", key, record.field, msgspec.json.encode(record))
             except OutOfMemory:
-                if not await self._client.call("HEXISTS", key, field):
+                if not await self._client.call("HEXISTS", key, record.field):
                     raise
             self._until = time.monotonic() + _REGISTERED_FOR_S
 

@@ -88,6 +88,9 @@ class Target(ABC):
     async def places(self) -> Sequence[Place]:
         """Every place where there may be batches. `TopicMissing` if there cannot be any."""
 
+    async def got_some(self) -> None:  # noqa: B027  a topic that gets batches is there
+        """Make sure that people find the target, since it has got batches."""
+
     async def mend(self, place: Place) -> None:
         """Make again what is missing at one place, or tell that it is gone for good."""
         raise TopicMissing(place.beside)
@@ -112,22 +115,26 @@ class QueueTarget(Target):
 
     def __init__(self, queue: Queue, options: WindowOptions) -> None:
         super().__init__(queue.name)
-        self.queue = queue
-        settings, told = queue.client.settings, queue.plain_target
+        self.queue, self._options = queue, options
+        self._told = queue.plain_target
+        self._place = self._made()
+
+    def _made(self) -> Place:
+        queue, keys, told = self.queue, self.queue.keyring, self._told
+        settings = queue.client.settings
         most = settings.queues.max_job_bytes
         if queue.options.max_bytes:
             most = min(most, queue.options.max_bytes)
-        _check_fits(options, most)
-        self.policy = "block"
+        _check_fits(self._options, most)
+        self.policy, self.patience_s = "block", 0.0
         if isinstance(told.overflow, Block):
             self.patience_s = told.overflow.timeout_s
         elif told.overflow != "reject":
             self.policy = told.overflow
-        keys = queue.keyring
-        self._place = Place(
+        return Place(
             queue.client.keys,
             queue.name,
-            options,
+            self._options,
             (keys.waiting, keys.state, keys.counters, keys.overflow, keys.ring, keys.parked),
             (
                 *("queue", queue.name, self.policy, told.max_size, queue.options.max_bytes),
@@ -137,24 +144,35 @@ class QueueTarget(Target):
             int(settings.queues.keep_s * 1000),
         )
 
+    def _now(self) -> Place:
+        """The place, made anew if the queue was told more about itself meanwhile."""
+        if self.queue.plain_target is not self._told:
+            self._told = self.queue.plain_target
+            self._place = self._made()
+        return self._place
+
     async def place_to_add(self, key: str) -> Place:  # noqa: ARG002  all keys share the queue
         await self.queue.declared()
-        return self._place
+        return self._now()
 
     async def place_of(self, key: str) -> Place:  # noqa: ARG002  as above
-        return self._place
+        return self._now()
 
     async def places(self) -> Sequence[Place]:
-        return (self._place,)
+        return (self._now(),)
 
     def refusal(self, status: int, length: int) -> PenstockError:  # noqa: ARG002  only one reason
         queue = self.queue
         return QueueFull(queue.name, length, queue.plain_target.max_size, queue.options.max_bytes)
 
+    async def got_some(self) -> None:
+        await self.queue.declared()
+
     async def note_losses(self, jobs: Sequence[bytes]) -> None:
         await self.queue.adder.note_losses(jobs)
 
     def completed(self, record: WindowRecord) -> WindowRecord:
+        self._now()
         queue = self.queue
         return msgspec.structs.replace(
             record,

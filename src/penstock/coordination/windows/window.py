@@ -90,7 +90,7 @@ class Window:
         self.items = Items(self.options, client.settings.codec)
         self._remember_ms = int(client.settings.windows.remember_s * 1000)
         self._adding: dict[Place, Adding] = {}
-        self._registration = Registration(client, self._record())
+        self._registration = Registration(client, lambda: self.record)
 
     @classmethod
     def registered(cls, client: Client, codec: Codec, record: WindowRecord) -> Self:
@@ -275,9 +275,6 @@ class Window:
     @property
     def record(self) -> WindowRecord:
         """How it is set, as it is stored."""
-        return self._registration.record
-
-    def _record(self) -> WindowRecord:
         options, target = self.options, self.target
         record = WindowRecord(
             name=options.name,

@@ -13,22 +13,25 @@ local function text_of(ms)
   return string.format('%.0f', ms)
 end
 
--- Tells of a batch, in the manner of feeds. An item is never refused because this fails.
+-- Tells of a batch, in the manner of feeds. No item is refused because this fails: whoever may not
+-- publish gets no hints, and readers look by themselves.
 local function tell(what, batch, key, more)
   local data = '{"batch_id":' .. cjson.encode(batch) .. ',"key":' .. cjson.encode(key) .. more .. '}'
-  local number = redis.call('HINCRBY', KEYS[3], 'seq', 1)
-  local told = redis.pcall('XADD', KEYS[2], 'MAXLEN', '~', ARGV[15], text_of(number) .. '-0',
-    'type', what, 'data', data, 'ms', text_of(now))
-  if type(told) == 'table' then
+  local number = redis.pcall('HINCRBY', KEYS[3], 'seq', 1)
+  if type(number) == 'table' then return end
+  local function add()
+    return redis.pcall('XADD', KEYS[2], 'MAXLEN', '~', ARGV[15], text_of(number) .. '-0',
+      'type', what, 'data', data, 'ms', text_of(now))
+  end
+  if type(add()) == 'table' then
     -- The number was lost, and the events were not: go on after the last of them.
     local last = redis.pcall('XREVRANGE', KEYS[2], '+', '-', 'COUNT', 1)
     if not last[1] then return end
     number = string.match(last[1][1], '^%d+') + 1
     redis.call('HSET', KEYS[3], 'seq', text_of(number))
-    redis.pcall('XADD', KEYS[2], 'MAXLEN', '~', ARGV[15], text_of(number) .. '-0',
-      'type', what, 'data', data, 'ms', text_of(now))
+    add()
   end
-  redis.call('PUBLISH', KEYS[2], text_of(number))
+  redis.pcall('PUBLISH', KEYS[2], text_of(number))
 end
 
 -- Takes over a batch that another program has begun, as it has no count of bytes: its items may be
@@ -109,7 +112,7 @@ local function close_batch(pointer, window, key, batch, reason)
   end
   redis.call('DEL', unpack(names))
   redis.call('ZREM', KEYS[1], window)
-  redis.call('HINCRBY', KEYS[3], 'closed_' .. reason, 1)
+  redis.pcall('HINCRBY', KEYS[3], 'closed_' .. reason, 1)
   tell('closed', batch, key, ',"count":' .. count .. ',"reason":' .. cjson.encode(reason)
     .. ',"started_ms":' .. text_of(started) .. ',"last_ms":' .. text_of(last))
   return 1, waiting + 1, packed
