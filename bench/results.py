@@ -12,9 +12,9 @@ from arena import FOLDER, Arena, Failed
 from penstock.testing.figures import Figure
 from rivals import Missing
 
-__all__ = ["DRAINS", "SENDS", "Results", "Turn", "program"]
+__all__ = ["ANSWERS", "DRAINS", "SENDS", "Results", "Turn", "program"]
 
-DRAINS, SENDS = " drains", " sends"
+ANSWERS, DRAINS, SENDS = " answers", " drains", " sends"
 
 Turn = Callable[[Arena], Awaitable[dict[str, float]]]
 
@@ -66,7 +66,7 @@ class Results:
     def rates(self) -> Iterator[Figure]:
         """All absolute rates, for the reader; they have no bar."""
         for key, values in sorted(self._values.items()):
-            if key.endswith((DRAINS, SENDS)):
+            if key.endswith((ANSWERS, DRAINS, SENDS)):
                 yield Figure(self._suite, key, statistics.median(values) / 1000, "k/s", 0, ">=")
 
     def _not_measured(self, name: str, unit: str, bar: float) -> Figure:

@@ -54,7 +54,7 @@ class Peer:
         return await arena.drain([*self.runtime(), *self.consume], backlog, **self.environment())
 
     def runtime(self) -> list[object]:
-        return [_node()] if self.program == "node" else [_python(self.packages)]
+        return [_node()] if self.program == "node" else [python_of(self.packages)]
 
     def environment(self) -> dict[str, str]:
         packages = {"BENCH_NODE_FOLDER": str(_node_folder())} if self.program == "node" else {}
@@ -98,7 +98,7 @@ BULLMQ = Peer(
 
 
 @cache
-def _python(group: str) -> Path:
+def python_of(group: str) -> Path:
     """The interpreter that has the Python peers of a dependency group."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
     wanted: list[str] = project["dependency-groups"][group]

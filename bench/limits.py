@@ -1,0 +1,143 @@
+"""Suite `limits`: how fast permits are given, beside the peers, and what a limit needs of memory.
+
+Everybody has the same embedded server, in a process of their own. Penstock counts three windows in
+each call; `limits` one fixed window, in the fastest of its ways; PyrateLimiter three, in a log.
+Ratios are taken within a round, in which all have a turn; the median of the rounds counts. What
+could not be measured is a figure that is missed.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass
+from functools import partial
+
+from arena import Arena, open_arena
+from penstock.coordination.limits.setting import Algorithm, setting_of
+from penstock.redis.keys.coordination import LimitKeys
+from penstock.redis.script import load_script
+from penstock.testing.figures import Figure
+from penstock.testing.virtual_time import VirtualTime
+from results import ANSWERS, Results, Turn, program
+from rivals import python_of
+
+SUITE = "limits"
+PACKAGES = "bench-limits"
+CROWD = 50
+ONE, MANY = "one caller", f"{CROWD} callers"
+CALLERS = {ONE: 1, MANY: CROWD}
+ALGORITHMS: tuple[Algorithm, ...] = ("exact", "compact", "gcra")
+LEASED, FIXED, PYRATE = "leased", "limits", "PyrateLimiter"
+WAYS = ("blocking", "redispy", "coredis")
+AN_HOUR, HOUR_MS, NOON_MS = 5_000, 3_600_000, 1_800_000_000_000
+MEMORY = "memory of 5,000/h, "
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """How much is measured."""
+
+    rounds: int
+    calls: int
+    """Of one caller that asks the server each time; many callers make some more."""
+    leased: int
+
+
+QUICK = Sizes(3, 4_000, leased=400_000)
+FULL = Sizes(7, 20_000, leased=2_000_000)
+
+
+async def figures(*, quick: bool) -> AsyncIterator[Figure]:
+    sizes, results = QUICK if quick else FULL, Results(SUITE)
+    # Others who compute meanwhile spoil the rest: the reader shall see it.
+    yield Figure(SUITE, "load of the machine beforehand", os.getloadavg()[0], "", 0, ">=")
+    async with open_arena() as arena:
+        await results.play_rounds(arena, _turns(sizes), sizes.rounds)
+        for algorithm in ALGORITHMS:
+            await results.play(arena, MEMORY + algorithm, partial(_memory, algorithm))
+    for figure in (*_held_against_bars(results), *results.rates()):
+        yield figure
+
+
+def _held_against_bars(results: Results) -> Iterator[Figure]:
+    for callers in CALLERS:
+        fixed = [_answers(f"{FIXED} ({way})", callers) for way in WAYS]
+        for algorithm in ALGORITHMS:
+            name = f"{algorithm}, 3 windows / limits' fixed window, {callers}"
+            yield results.ratio(name, 1, _answers(algorithm, callers), *fixed)
+        name = f"{LEASED}, 3 windows / limits' fixed window, {callers}"
+        yield results.ratio(name, 20, _answers(LEASED, callers), *fixed)
+        name = f"exact, 3 windows / {PYRATE}, 3 windows, {callers}"
+        yield results.ratio(name, 0, _answers("exact", callers), _answers(PYRATE, callers))
+    yield results.value(MEMORY + "compact", "bytes", 2_048, "<=")
+    # For the reader; these have no bar.
+    yield results.value(MEMORY + "exact", "bytes", 0, ">=")
+    yield results.value(MEMORY + "gcra", "bytes", 0, ">=")
+
+
+def _turns(sizes: Sizes) -> dict[str, Turn]:
+    turns: dict[str, Turn] = {}
+    for callers in CALLERS:
+        for way in WAYS:
+            name = f"{FIXED} ({way})"
+            turns[f"{name}, {callers}"] = partial(
+                _peer, name, ("limits_peer.py", way), callers, sizes
+            )
+        # Who is compared has its turn soon after: a noisy moment shall hit both.
+        for algorithm in ALGORITHMS:
+            turns[f"{algorithm}, {callers}"] = partial(_ours, algorithm, callers, sizes.calls)
+        turns[f"{LEASED}, {callers}"] = partial(_ours, LEASED, callers, sizes.leased)
+        turns[f"{PYRATE}, {callers}"] = partial(_peer, PYRATE, ("pyrate_peer.py",), callers, sizes)
+    return turns
+
+
+def _answers(name: str, callers: str) -> str:
+    return f"{name}, {callers}{ANSWERS}"
+
+
+async def _peer(
+    name: str, command: tuple[str, ...], callers: str, sizes: Sizes, arena: Arena
+) -> dict[str, float]:
+    runs = [python_of(PACKAGES), *command, CALLERS[callers], sizes.calls]
+    return {_answers(name, callers): (await arena.run(runs))["rate"]}
+
+
+async def _ours(kind: str, callers: str, count: int, arena: Arena) -> dict[str, float]:
+    told = await arena.run(program("limit_ours", kind, CALLERS[callers], count))
+    return {_answers(kind, callers): told["rate"]}
+
+
+async def _memory(algorithm: Algorithm, arena: Arena) -> dict[str, float]:
+    """All keys of a limit of 5,000/h whose permits were taken over an hour."""
+    client = arena.client
+    clock, setting = VirtualTime(client), setting_of(f"{AN_HOUR}/hour", algorithm=algorithm)
+    keys: LimitKeys = client.keys.limit("memory", "all")
+    taken = 0
+    for number in range(AN_HOUR):
+        await clock.set_ms(NOON_MS + number * HOUR_MS // AN_HOUR)
+        reply = await client.scripts.acquire_limit(
+            keys=keys,
+            algorithm=algorithm,
+            wanted=1,
+            fewest=1,
+            share=1,
+            hold_ms=0,
+            ticket="",
+            priority=0,
+            ticket_ms=3_000,
+            given_back=("", 0, 0, 0),
+            setting=setting.arguments(client.settings.limits.buckets),
+        )
+        taken += int(reply[0])
+    # GCRA lets fewer through in an hour that does not begin with a burst.
+    if taken < (0.85 if algorithm == "gcra" else 1) * AN_HOUR:
+        raise SystemExit(f"only {taken} of {AN_HOUR} permits were given")
+    sizes = await client.pipeline(
+        [
+            ("MEMORY", "USAGE", key, "SAMPLES", 0)
+            for key in (keys.log, keys.state, keys.waiting, keys.tickets)
+        ]
+    )
+    client.scripts.load = load_script
+    return {MEMORY + algorithm: float(sum(size or 0 for size in sizes))}
