@@ -359,10 +359,10 @@ class Penstock(Coordination):
             heartbeat.load = staff.load
         if self._schedules is not None and self._schedules.declared:
             support.append(self._schedules.scheduler())
-        if self._windows:
-            from penstock.coordination.windows.closer import WindowCloser  # noqa: PLC0415
+        # Also without windows of its own: others may have gone with theirs still open.
+        from penstock.coordination.windows.closer import WindowCloser  # noqa: PLC0415
 
-            support.append(WindowCloser(self.redis, self.codec, self._windows))
+        support.append(WindowCloser(self.redis, self.codec, self._windows.values()))
         worker = Worker(work=work, support=support, settings=self.settings.worker)
         return worker
 

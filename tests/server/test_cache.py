@@ -298,6 +298,18 @@ async def test_if_the_maker_is_cancelled_one_who_waits_takes_its_place(open_cach
     assert maker.calls == 2
 
 
+async def test_a_value_that_is_set_while_another_is_made_stays(cache):
+    maker = Maker("made")
+    making = asyncio.create_task(cache.get_or_set("k", maker))
+    await maker.began.wait()
+    assert await cache.set("k", "set", nx=True)
+    maker.go_on.set()
+    await making
+    assert await cache.get("k") == "set"
+    assert not await cache.set("k", "late", nx=True)
+    assert await cache.get("k") == "set"
+
+
 async def test_one_who_waits_may_be_cancelled_alone(cache):
     maker = Maker("made")
     first = asyncio.create_task(cache.get_or_set("k", maker))

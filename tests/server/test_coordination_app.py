@@ -74,3 +74,19 @@ async def test_a_penalty_reaches_processes_with_permits_in_hand_at_once(open_app
     async with asyncio.timeout(0.2):
         while (await leased.try_acquire()).allowed:
             pass
+
+
+async def test_a_worker_without_windows_closes_what_others_have_left_open(workplace):
+    gone = await workplace.open()
+    await gone.window("batch", to=gone.queue("analysis_queue"), max_age=0.2).add("front_door", 1)
+    app = await workplace.open()
+
+    @app.task(queue="other")
+    async def something() -> None: ...
+
+    await workplace.start(app)
+
+    async def is_queued():
+        return await app.redis.call("LLEN", app.redis.keys.queue("analysis_queue").waiting) == 1
+
+    await eventually(is_queued)

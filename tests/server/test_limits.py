@@ -78,6 +78,24 @@ async def test_keys_are_counted_apart(limit_of):
     assert not await limit.try_acquire(key="alice")
 
 
+async def test_what_others_write_into_the_log_lets_nobody_through(virtual):
+    app, clock = virtual
+    limit = Limit(app.redis, "shared", setting_of("5/min"))
+    log = limit.keys("all").log
+    await app.redis.call("ZADD", log, NOON_MS - 1000, "before-1", NOON_MS - 1000, "1700000000.5")
+    assert (await limit.try_acquire()).remaining == 2, "what was there before counts"
+    members = [part for number in range(20) for part in (NOON_MS - 500 + number, f"{number}")]
+    await app.redis.call("ZADD", log, *members)
+    admitted = [bool(await limit.try_acquire()) for _ in range(5)]
+    assert admitted == [True, True, False, False, False]
+    await clock.advance(59)
+    assert (await limit.peek()).remaining == 2
+    await clock.advance(0.9)
+    assert (await limit.peek()).remaining == 2
+    await clock.advance(0.1)
+    assert (await limit.peek()).remaining == 5
+
+
 async def test_a_call_may_weigh_more(limit_of):
     limit = limit_of("100/min")
     assert await limit.try_acquire(60)

@@ -43,8 +43,8 @@ class Coordination:
         self._hub: FeedHub | None = None
         self._marks: Once | None = None
         self._limits: dict[tuple[object, ...], Limit] = {}
-        self._windows: list[Window] = []
-        self._caches: dict[tuple[str, float | None], Cache] = {}
+        self._windows: dict[str, Window] = {}
+        self._caches: dict[tuple[object, ...], Cache] = {}
 
     async def close_coordination(self) -> None:
         """End what runs beside the caller: renewals, hints, feeds, permits in advance."""
@@ -93,7 +93,7 @@ class Coordination:
     def limit(
         self,
         name: str,
-        windows: str | Rate | Sequence[str | Rate | tuple[int, float]],
+        windows: str | Rate | Sequence[str | Rate | tuple[int, float | timedelta]],
         *,
         algorithm: Algorithm = "exact",
         burst: int | None = None,
@@ -181,7 +181,7 @@ class Coordination:
             items_field=items_field,
             hub=self.hub,
         )
-        self._windows.append(window)
+        self._windows[name] = window
         return window
 
     @property
@@ -208,7 +208,7 @@ class Coordination:
 
         return Feed(self.redis, self.codec, self.hub, name)
 
-    def cache(self, space: str, *, ttl: float | None = None) -> Cache:
+    def cache(self, space: str, *, ttl: float | timedelta | None = None) -> Cache:
         """Return a cache of JSON values, each of which lives for `ttl` seconds unless told."""
         # The same one for the same words: what one caller makes, others in the process wait for.
         if (space, ttl) not in self._caches:

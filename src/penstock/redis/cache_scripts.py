@@ -32,6 +32,13 @@ class CacheScripts(ScriptCaller):
         arguments = (token, data, ttl_ms)
         return bool(await self.run("land_flight", (value, flight), arguments, Role.CACHE))
 
+    async def set_cached(
+        self, *, value: str, flight: str, data: Argument, ttl_ms: int, nx: int
+    ) -> bool:
+        """Store a value, whoever makes one; with `nx` only if there is none: False if there is."""
+        arguments = (data, ttl_ms, nx)
+        return bool(await self.run("set_cached", (value, flight), arguments, Role.CACHE))
+
     async def add_sorted(self, *, sorted_set: str, ttl_ms: int, pairs: Sequence[Argument]) -> int:
         """Add scores and members to a set that lasts so long; how many are new."""
         return await self.run("add_sorted", (sorted_set,), (ttl_ms, *pairs), Role.CACHE)

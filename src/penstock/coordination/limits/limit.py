@@ -6,7 +6,7 @@ import asyncio
 import math
 import time
 from collections.abc import AsyncGenerator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import Any, Final, Literal
 from uuid import uuid4
 
@@ -137,7 +137,8 @@ class Limit:
         try:
             yield reservation
         except BaseException:
-            await reservation.refund()
+            with suppress(ServerError, NotOpen):  # then it stays spent
+                await reservation.refund()
             raise
 
     async def peek(self, *, key: str = EVERYONE) -> Answer:

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import time
 from collections import deque
+from typing import Final
 
 from penstock.coordination.limits.answer import Answer
 from penstock.coordination.limits.setting import LimitSetting
 
 __all__ = ["LocalShare"]
+
+_MOST_KEYS: Final = 10_000
+"""Above so many keys, those that are not in use are forgotten."""
 
 
 class LocalShare:
@@ -29,6 +33,8 @@ class LocalShare:
             log, now = self._logs.setdefault(key, deque()), time.monotonic()
             log.append((now, cost))
             self._prune(log, now)
+            if len(self._logs) > _MOST_KEYS:
+                self._forget(now)
 
     def take(self, key: str, cost: int) -> Answer:
         """Take permits of our share."""
@@ -54,6 +60,13 @@ class LocalShare:
             if excess <= 0:
                 return at + period_s - now
         return 0.0
+
+    def _forget(self, now: float) -> None:
+        """Drop the logs of keys that have not been used for the longest window."""
+        for key, log in list(self._logs.items()):
+            self._prune(log, now)
+            if not log:
+                del self._logs[key]
 
     def _prune(self, log: deque[tuple[float, int]], now: float) -> None:
         while log and log[0][0] <= now - self._longest_s:

@@ -2,11 +2,12 @@
   -- come and leave. `edge`: what is logged up to there is not in the window any more; `oldest`:
   -- nothing that is in it was logged before.
   local function weight_of(member)
-    return tonumber(string.match(member, '%*(%d+)$') or 1)
+    local weight = string.match(member, '^c%d+%*?(%d*)$')
+    return weight == '' and 1 or tonumber(weight or 0)  -- others do not ask, and do not count
   end
 
   local function member_of(number, weight)
-    return string.format(weight == 1 and '%.0f' or '%.0f*%.0f', number, weight)
+    return string.format(weight == 1 and 'c%.0f' or 'c%.0f*%.0f', number, weight)
   end
 
   local function sum(from, to)
@@ -24,13 +25,18 @@
       redis.call('ZADD', KEYS[1], retimed(tonumber(ahead[place + 1])), ahead[place])
     end
   elseif is_new then
-    -- A log that has outlived its state: its calls count, and its numbers are taken.
-    local latest = redis.call('ZRANGE', KEYS[1], -1, -1, 'WITHSCORES')
-    if latest[2] then
-      state[4] = tonumber(latest[2])
-      for _, member in ipairs(redis.call('ZRANGE', KEYS[1], 0, -1)) do
-        state[3] = math.max(state[3], tonumber(string.match(member, '^%d+') or 0))
-      end
+    -- A log that has outlived its state: its calls count, and its numbers are taken. So do those
+    -- of another program, under numbers of our own.
+    local found, foreign = redis.call('ZRANGE', KEYS[1], 0, -1, 'WITHSCORES'), {}
+    for place = 1, #found, 2 do
+      local number = string.match(found[place], '^c(%d+)')
+      state[3], state[4] = math.max(state[3], tonumber(number or 0)), tonumber(found[place + 1])
+      if not number then foreign[#foreign + 1] = place end
+    end
+    for _, place in ipairs(foreign) do
+      state[3] = state[3] + 1
+      redis.call('ZADD', KEYS[1], found[place + 1], member_of(state[3], 1))
+      redis.call('ZREM', KEYS[1], found[place])
     end
   end
 
