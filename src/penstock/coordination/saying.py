@@ -6,6 +6,7 @@ from datetime import timedelta
 
 from penstock.delivery.times import wait_s
 from penstock.errors import InvalidItem, SettingError
+from penstock.errors.base import shown
 
 __all__ = ["lasting_ms", "to_bytes", "to_text"]
 
@@ -24,7 +25,7 @@ def lasting_ms(ttl: float | timedelta | None, default_s: float) -> int:
 def to_bytes(text: str, what: str) -> bytes:
     """A text as stored. Paths may have bytes that are no text: Python spells them as surrogates."""
     if not isinstance(text, str):  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise InvalidItem(f"{what} {str(text)[:60]!r}: expected text (a str)")
+        raise InvalidItem(f"{what} {shown(text, 60)}: expected text (a str)")
     try:
         return text.encode(errors="surrogateescape")
     except UnicodeEncodeError:

@@ -21,7 +21,7 @@ from penstock.coordination.leases import Leases
 from penstock.coordination.repeating import until_known
 from penstock.coordination.slot import REPEAT_WITHIN_S, Holder, Slot, SlotState
 from penstock.delivery.times import wait_s
-from penstock.errors import NotOpen, ServerError, SettingError, SlotsTaken
+from penstock.errors import InvalidName, NotOpen, ServerError, SettingError, SlotsTaken
 from penstock.quiet import RateLimitedLog
 from penstock.redis.client import Client
 from penstock.settings_coordination import SlotSettings
@@ -71,10 +71,10 @@ class Slots:
         lease: float | timedelta | None = None,
         about: str | None = None,
     ) -> None:
-        self.name = name
+        self._keys = client.keys.slot(name)
+        self.name = _checked_name(name)
         self.declared = checked_limit(limit, 1)
         self._client, self._leases, self._hints = client, leases, hints
-        self._keys = client.keys.slot(name)
         self._registry = client.keys.slots().registry
         self._settings = client.settings.slots
         self._lease_s = self._settings.lease_s if lease is None else checked_lease(lease)
@@ -308,6 +308,16 @@ def checked_limit(limit: object, least: int) -> int:
 def checked_lease(lease: float | timedelta) -> float:
     """Return a lease in seconds, or raise `SettingError`."""
     return SlotSettings(lease_s=wait_s(lease, "lease")).lease_s
+
+
+def _checked_name(name: str) -> str:
+    try:
+        name.encode()  # the registry has it as it is
+    except UnicodeEncodeError:
+        raise InvalidName(
+            "slots", name, "holds half of a surrogate pair, which is no text"
+        ) from None
+    return name
 
 
 def _limit_in(text: bytes, declared: int) -> int:

@@ -7,6 +7,8 @@ import re
 from datetime import UTC, datetime, timedelta
 from typing import Final
 
+from penstock.errors.base import shown
+
 __all__ = [
     "EARLIEST",
     "LATEST",
@@ -43,7 +45,7 @@ def wait_s(wait: float | timedelta, what: str = "delay") -> float:
     else:
         seconds = _number(wait, what, "seconds or a timedelta")
     if seconds > _LONGEST_S:
-        raise ValueError(f"{what} = {wait!r}: more than ten years; a number counts seconds")
+        raise ValueError(f"{what} = {shown(wait)}: more than ten years; a number counts seconds")
     return float(seconds) if seconds > 0 else 0.0
 
 
@@ -65,7 +67,9 @@ def due_ms(delay: float | timedelta | None, at: datetime | float | None, now_ms:
     else:
         seconds = _number(at, "at", "an aware datetime or epoch seconds")
         if seconds > now_ms / 1000 + _LONGEST_S:  # before it is multiplied to infinity
-            raise ValueError(f"at = {at!r}: more than ten years away; a number is epoch seconds")
+            raise ValueError(
+                f"at = {shown(at)}: more than ten years away; a number is epoch seconds"
+            )
         moment_ms = _whole_ms(max(seconds, 0))
     if moment_ms - now_ms > LONGEST_WAIT // _MILLISECOND:
         raise ValueError(f"at = {at!r}: more than ten years away")
@@ -113,7 +117,7 @@ _POSITIONS = (
 def _number(value: object, what: str, expected: str) -> float:
     """Return a finite number: an int stays one, since a very large one is no float."""
     if isinstance(value, bool) or not isinstance(value, int | float):
-        raise TypeError(f"{what} = {value!r}: expected {expected}")
+        raise TypeError(f"{what} = {shown(value)}: expected {expected}")
     if isinstance(value, float) and not math.isfinite(value):
         raise ValueError(f"{what} = {value!r}: expected a finite number")
     return value

@@ -17,9 +17,20 @@ __all__ = [
     "SendBatchFailed",
     "SettingError",
     "StartFailed",
+    "shown",
 ]
 
 _SHOWN_NAME = 60
+_SHOWN_VALUE = 200
+
+
+def shown(value: object, most: int = _SHOWN_VALUE) -> str:
+    """Spell a value for an error's words: not at length, and even if it cannot be spelled."""
+    try:
+        text = repr(value)
+    except Exception:  # noqa: BLE001  an int of 5,000 digits, a list within itself, its own __repr__
+        return f"a value of type {type(value).__name__}"
+    return text if len(text) <= most else f"{text[:most]}… ({len(text)} characters)"
 
 
 class PenstockError(Exception):
@@ -38,7 +49,7 @@ class SettingError(ConfigError):
         self.name, self.value, self.expected = name, value, expected
 
     def __str__(self) -> str:
-        return f"setting {self.name} = {self.value!r}: expected {self.expected}"
+        return f"setting {self.name} = {shown(self.value)}: expected {self.expected}"
 
 
 class AddressError(ConfigError):
@@ -53,10 +64,7 @@ class InvalidName(PenstockError, ValueError):
         self.kind, self.name, self.reason = kind, name, reason
 
     def __str__(self) -> str:
-        shown = repr(self.name)
-        if len(shown) > _SHOWN_NAME:
-            shown = f"{shown[:_SHOWN_NAME]}… ({len(shown)} characters)"
-        return f"{self.kind} name {shown}: {self.reason}"
+        return f"{self.kind} name {shown(self.name, _SHOWN_NAME)}: {self.reason}"
 
 
 class CodecError(PenstockError, ValueError):

@@ -11,6 +11,7 @@ from penstock.coordination.feeds.hub import FeedHub, Place
 from penstock.coordination.feeds.reader import FeedReader
 from penstock.coordination.repeating import until_known
 from penstock.errors import InvalidItem
+from penstock.errors.base import shown
 from penstock.redis.client import Client
 from penstock.redis.codec import Codec
 from penstock.redis.json_rules import encode_json
@@ -86,7 +87,7 @@ class Feed:
         if mirror is not None:
             _check_name("mirror", mirror)
         if mirror_as not in {"event", "data"}:
-            raise InvalidItem(f"mirror_as = {mirror_as!r}: expected 'event' or 'data'")
+            raise InvalidItem(f"mirror_as = {shown(mirror_as)}: expected 'event' or 'data'")
         if event_id is not None:
             _check_name("event_id", event_id)
         settings = self._client.settings.feeds
@@ -126,7 +127,7 @@ class Feed:
         events wait is cut with `ReaderTooSlow`; it may resume after `error.last`.
         """
         if after is not None and (type(after) is not int or after < 0):
-            raise InvalidItem(f"after = {after!r}: expected the number of an event, or None")
+            raise InvalidItem(f"after = {shown(after)}: expected the number of an event, or None")
         return FeedReader(self._hub, self._place, after, snapshot=snapshot)
 
     async def snapshot(self) -> Snapshot:
@@ -136,4 +137,8 @@ class Feed:
 
 def _check_name(what: str, value: str) -> None:
     if not isinstance(value, str) or not 0 < len(value) <= _MOST_NAME:  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise InvalidItem(f"{what} = {value!r}: expected text of 1 to {_MOST_NAME} characters")
+        raise InvalidItem(f"{what} = {shown(value)}: expected text of 1 to {_MOST_NAME} characters")
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        raise InvalidItem(f"{what} = {shown(value)}: half of a surrogate pair is no text") from None

@@ -39,8 +39,8 @@ class LimitBook:
         for name, stored in zip(reply[::2], reply[1::2], strict=True):
             try:
                 found[name.decode()] = LimitSetting.read(stored)
-            except DecodeError:
-                continue
+            except (DecodeError, UnicodeDecodeError):
+                continue  # of somebody else, or of a later version
         return dict(sorted(found.items()))
 
     async def edit(self, name: str, setting: LimitSetting) -> None:

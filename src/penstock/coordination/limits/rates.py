@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Final
@@ -17,6 +17,7 @@ MOST: Final = 1_000_000_000
 _SHORTEST_MS: Final = 10
 _LONGEST_MS: Final = 366 * 86_400_000
 _MOST_RATES: Final = 8
+_MOST_DIGITS: Final = 40
 
 _UNITS_MS: Final = {
     "ms": 1,
@@ -26,7 +27,9 @@ _UNITS_MS: Final = {
     "d": 86_400_000, "day": 86_400_000,
     "w": 604_800_000, "week": 604_800_000,
 }  # fmt: skip
-_read = re.compile(r"\s*([0-9][0-9_]*)\s*(?:/|per)\s*([0-9]*\.?[0-9]*)\s*([a-z]+)\s*").fullmatch
+_read = re.compile(
+    r"\s*([0-9]+(?:_[0-9]+)*)\s*(?:/|per)\s*([0-9]*\.?[0-9]*)\s*([a-z]+)\s*"
+).fullmatch
 _EXPECTED: Final = "like '5/min', '50/hour', '125/day' or '100/10s'"
 
 
@@ -61,9 +64,11 @@ def parse_rate(text: str | Rate | tuple[int, float | timedelta]) -> Rate:
     if isinstance(text, Rate):
         return text
     if isinstance(text, tuple):
+        if len(text) != 2:  # pyright: ignore[reportUnnecessaryComparison]  # noqa: PLR2004
+            raise SettingError("limit", text, "a number and a period in seconds")
         limit, period = text
         seconds = period.total_seconds() if isinstance(period, timedelta) else period
-        return Rate(limit, round(seconds * 1000))
+        return Rate(limit, _whole_ms(seconds, text))
     found = _read(text) if isinstance(text, str) else None  # pyright: ignore[reportUnnecessaryIsInstance]
     if not found:
         raise SettingError("limit", text, _EXPECTED)
@@ -72,16 +77,27 @@ def parse_rate(text: str | Rate | tuple[int, float | timedelta]) -> Rate:
     if unit_ms is None:
         raise SettingError("limit", text, _EXPECTED)
     try:
-        period_ms = round(float(count or 1) * unit_ms)
+        seconds = float(count or 1) * unit_ms / 1000
     except ValueError:
         raise SettingError("limit", text, _EXPECTED) from None
-    return Rate(int(limit), period_ms)
+    if len(limit) > _MOST_DIGITS:
+        raise SettingError("limit", text, f"a whole number from 1 to {MOST}")
+    return Rate(int(limit), _whole_ms(seconds, text))
+
+
+def _whole_ms(seconds: float, text: object) -> int:
+    is_number = isinstance(seconds, int | float) and not isinstance(seconds, bool)  # pyright: ignore[reportUnnecessaryIsInstance]
+    if is_number and abs(seconds) <= _LONGEST_MS:  # which is not true of NaN
+        return round(seconds * 1000)
+    raise SettingError("limit", text, "a period from 10 ms to a year")
 
 
 def parse_rates(
     texts: str | Rate | Sequence[str | Rate | tuple[int, float | timedelta]],
 ) -> tuple[Rate, ...]:
     """Read one or several rates, the shortest period first; each period once."""
+    if not isinstance(texts, str | Rate | Iterable):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise SettingError("limit", texts, _EXPECTED)
     given = (texts,) if isinstance(texts, str | Rate) else tuple(texts)
     rates = sorted(map(parse_rate, given), key=lambda rate: rate.period_ms)
     if not 1 <= len(rates) <= _MOST_RATES:

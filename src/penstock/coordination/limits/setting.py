@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Final, Literal, cast
 
 import msgspec
@@ -103,7 +104,7 @@ class LimitSetting:
             algorithm = cast("Algorithm", told.algorithm)
             rates = parse_rates(told.windows)
             return cls(rates, algorithm, told.burst, told.buffer, told.margin_ms, told.edited)
-        except (msgspec.MsgspecError, SettingError) as error:
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, SettingError) as error:
             raise DecodeError(f"a limit that cannot be read: {error}", stored) from None
 
     def _without_buffer(self, limit: int) -> int:
@@ -112,7 +113,7 @@ class LimitSetting:
 
 
 def setting_of(
-    windows: str | Rate | Sequence[str | Rate | tuple[int, float]],
+    windows: str | Rate | Sequence[str | Rate | tuple[int, float | timedelta]],
     *,
     algorithm: Algorithm = "exact",
     burst: int | None = None,
@@ -120,4 +121,7 @@ def setting_of(
     margin: float = 0,
 ) -> LimitSetting:
     """Check what a caller says; `margin` is in seconds."""
+    is_number = isinstance(margin, int | float) and not isinstance(margin, bool)  # pyright: ignore[reportUnnecessaryIsInstance]
+    if not is_number or not 0 <= margin <= _LONGEST_MARGIN_MS / 1000:  # nor is that true of NaN
+        raise SettingError("limit.margin", margin, "seconds from 0 to an hour")
     return LimitSetting(parse_rates(windows), algorithm, burst, buffer, round(margin * 1000))

@@ -11,7 +11,13 @@ from typing import Final
 from penstock.coordination.repeating import until_known
 from penstock.coordination.runs.acting import RunHandle
 from penstock.coordination.runs.records import Failure, FailurePage, read_failures
-from penstock.coordination.runs.values import ItemId, check_items, check_whole, told_error
+from penstock.coordination.runs.values import (
+    ItemId,
+    check_cursor,
+    check_items,
+    check_whole,
+    told_error,
+)
 from penstock.delivery.retries import Exponential
 from penstock.delivery.times import wait_s
 from penstock.errors import InvalidItem, RunMissing
@@ -163,9 +169,7 @@ class RunItems(RunHandle):
     ) -> FailurePage:
         check_whole("limit", limit, 1)
         most = min(limit, MOST_AT_ONCE)
-        score, _, item = (cursor or "").partition(" ")
-        if cursor and not (_is_score(score) and item):
-            raise InvalidItem(f"cursor {cursor!r}: expected that of an earlier page")
+        score, item = ("", "") if cursor is None else check_cursor(cursor)
         rows = await self.client.scripts.look_at_failures(
             keys=self.keys, most=most, due_only=due_only, score=score, item=item
         )
@@ -180,7 +184,3 @@ def _ms(name: str, wait: float | timedelta) -> int:
         return math.ceil(round(wait_s(wait, name) * 1000, 3))
     except (TypeError, ValueError) as error:
         raise InvalidItem(str(error)) from None
-
-
-def _is_score(text: str) -> bool:
-    return text == "inf" or text.isdecimal()

@@ -11,8 +11,14 @@ from penstock.coordination.repeating import until_known
 from penstock.coordination.runs.acting import ask
 from penstock.coordination.runs.records import RunRecord
 from penstock.coordination.runs.run import Run, read_run, run_reads
-from penstock.coordination.runs.values import check_facts, check_run, check_status, check_whole
-from penstock.errors import InvalidItem, RunMissing, ServerError
+from penstock.coordination.runs.values import (
+    check_facts,
+    check_kind,
+    check_run,
+    check_status,
+    check_whole,
+)
+from penstock.errors import RunMissing, ServerError
 from penstock.redis.client import Client
 from penstock.redis.codec import Codec
 
@@ -47,8 +53,7 @@ class Runs:
         Its status is `created` then. One that is there stays as it is, whatever its status.
         """
         told = check_facts(facts)
-        if not isinstance(kind, str) or not kind:  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise InvalidItem(f"kind {kind!r}: expected a text that is not empty")
+        check_kind(kind)
         run = self.open(run_id)
         if await self._client.call("EXISTS", run.keys.pipeline):
             return run
@@ -111,9 +116,9 @@ class Runs:
         return found[:limit]
 
     async def _place_after(self, before: str | RunRecord) -> int:
-        run_id = before if isinstance(before, str) else before.id
-        rank: int | None = await self._client.call("ZREVRANK", self._registry, check_run(run_id))
-        if rank is None and not isinstance(before, str) and before.started_ms is not None:
+        run_id = check_run(before.id if isinstance(before, RunRecord) else before)
+        rank: int | None = await self._client.call("ZREVRANK", self._registry, run_id)
+        if rank is None and isinstance(before, RunRecord) and before.started_ms is not None:
             return await self._client.call("ZCOUNT", self._registry, before.started_ms, "+inf")
         if rank is None:
             raise RunMissing(run_id)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Iterable, Mapping
 from datetime import UTC, datetime
 from typing import Final, TypeAlias
@@ -10,16 +11,19 @@ import msgspec
 
 from penstock.coordination.runs.records import FINAL, OWN_FIELDS, STATUSES
 from penstock.errors import InvalidItem, InvalidName
+from penstock.errors.base import shown
 from penstock.redis.keys.names import MAX_ID
 from penstock.redis.wire import Argument
 
 __all__ = [
     "ItemId",
     "Watermark",
+    "check_cursor",
     "check_expected",
     "check_facts",
     "check_final",
     "check_items",
+    "check_kind",
     "check_run",
     "check_status",
     "check_task",
@@ -37,6 +41,8 @@ _MOST_FACTS: Final = 500
 _LONGEST_ERROR: Final = 2_000
 _EXACT: Final = 2**53
 """Up to here scripts compare whole numbers exactly."""
+_is_score = re.compile(r"[+-]?(inf|[0-9]+(\.[0-9]*)?(e[+-]?[0-9]+)?)").fullmatch
+_LARGEST_ITEM: Final = 10**MAX_ID
 
 
 def check_run(run: str) -> str:
@@ -48,16 +54,22 @@ def check_run(run: str) -> str:
     return run
 
 
+def check_kind(kind: str) -> None:
+    """Refuse what is no kind of a run."""
+    if not isinstance(kind, str) or not kind or not _is_text(kind):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise InvalidItem(f"kind {shown(kind)}: expected a text that is not empty")
+
+
 def check_items(items: Iterable[ItemId]) -> list[str]:
     """Return ids as they are stored."""
     return [_item(item) for item in items]
 
 
 def _item(item: object) -> str:
-    text = str(item) if type(item) is int else item
+    text = str(item) if type(item) is int and abs(item) < _LARGEST_ITEM else item
     if not isinstance(text, str) or not 1 <= len(text) <= MAX_ID or not _is_text(text):
         raise InvalidItem(
-            f"item {str(item)[:60]!r}: expected a text of 1 to {MAX_ID} characters, or a number"
+            f"item {shown(item, 60)}: expected a text of 1 to {MAX_ID} characters, or a number"
         )
     return text
 
@@ -65,29 +77,31 @@ def _item(item: object) -> str:
 def check_task(task: str, attempt: int, map_index: int | None) -> None:
     """Refuse what is no start of a task."""
     if not isinstance(task, str) or not task or not _is_text(task):  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise InvalidItem(f"task {str(task)[:60]!r}: expected a text that is not empty")
+        raise InvalidItem(f"task {shown(task, 60)}: expected a text that is not empty")
     check_whole("attempt", attempt, 1)
     if map_index is not None:
         check_whole("map_index", map_index, 0)
 
 
 def check_whole(name: str, value: int, least: int) -> None:
-    """Refuse what is no whole number, or too small."""
+    """Refuse what is no whole number, or too small, or so large that scripts would round it."""
     if type(value) is not int or value < least:
-        raise InvalidItem(f"{name} {value!r}: expected a whole number from {least} on")
+        raise InvalidItem(f"{name} {shown(value)}: expected a whole number from {least} on")
+    if value > _EXACT:
+        raise InvalidItem(f"{name} {shown(value)}: expected a whole number up to {_EXACT}")
 
 
 def check_status(status: str) -> str:
     """Return a status that a run can have."""
     if status not in STATUSES:
-        raise InvalidItem(f"status {status!r}: expected one of {', '.join(STATUSES)}")
+        raise InvalidItem(f"status {shown(status)}: expected one of {', '.join(STATUSES)}")
     return status
 
 
 def check_final(status: str) -> str:
     """Return a status in which a run can end."""
-    if status not in FINAL:
-        raise InvalidItem(f"status {status!r}: expected one of {', '.join(sorted(FINAL))}")
+    if not isinstance(status, str) or status not in FINAL:  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise InvalidItem(f"status {shown(status)}: expected one of {', '.join(sorted(FINAL))}")
     return status
 
 
@@ -95,10 +109,21 @@ def check_expected(expect: str | Collection[str] | None) -> str:
     """Return statuses that a run may have, each between commas."""
     if expect is None:
         return ""
-    statuses = [expect] if isinstance(expect, str) else sorted(expect)
+    if not isinstance(expect, Collection):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise InvalidItem(f"expect {shown(expect)}: expected a status, or several")
+    statuses = [expect] if isinstance(expect, str) else list(expect)
     if not statuses:
         raise InvalidItem("expect: no status at all; leave it out if any will do")
     return f",{','.join(map(check_status, statuses))},"
+
+
+def check_cursor(cursor: str) -> tuple[str, str]:
+    """Return the score and the id of the failure that ended an earlier page."""
+    if isinstance(cursor, str):  # pyright: ignore[reportUnnecessaryIsInstance]
+        score, _, item = cursor.partition(" ")
+        if _is_score(score) and item and _is_text(item):
+            return score, item
+    raise InvalidItem(f"cursor {shown(cursor)}: expected that of an earlier page")
 
 
 def check_version(version: int | None) -> str:
@@ -111,17 +136,23 @@ def check_version(version: int | None) -> str:
 
 def check_facts(facts: Mapping[str, str] | None) -> list[Argument]:
     """Return names and values of facts in turn."""
-    facts = facts or {}
+    facts = {} if facts is None else facts
+    if not isinstance(facts, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise InvalidItem(f"facts {shown(facts)}: expected texts by their names")
     if len(facts) > _MOST_FACTS:
         raise InvalidItem(f"{len(facts)} facts: at most {_MOST_FACTS} are taken")
     told: list[Argument] = []
     for name, value in facts.items():
         if not isinstance(name, str) or not isinstance(value, str):  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise InvalidItem(f"fact {name!r}: expected a text under a text")
+            raise InvalidItem(f"fact {shown(name)}: expected a text under a text")
         if not name or not _is_text(name) or not _is_text(value):
-            raise InvalidItem(f"fact {name!r}: expected a name that is not empty, and Unicode text")
+            raise InvalidItem(
+                f"fact {shown(name)}: expected a name that is not empty, and Unicode text"
+            )
         if name in OWN_FIELDS:
-            raise InvalidItem(f"fact {name!r}: a field of every run has this name; take another")
+            raise InvalidItem(
+                f"fact {shown(name)}: a field of every run has this name; take another"
+            )
         told += (name, value)
     return told
 
@@ -132,26 +163,35 @@ def check_watermark(watermark: Watermark | None) -> bytes:
         return b""
     if isinstance(watermark, datetime):
         if watermark.utcoffset() is None:
-            raise InvalidItem(f"watermark {watermark!r}: no time zone; add one, as in UTC")
+            raise InvalidItem(f"watermark {shown(watermark)}: no time zone; add one, as in UTC")
         moment = watermark.astimezone(UTC).isoformat(timespec="microseconds")
         return msgspec.json.encode(moment.replace("+00:00", "Z"))
     if isinstance(watermark, str):
         if not _is_text(watermark):
-            raise InvalidItem(f"watermark {watermark!r}: not Unicode text")
+            raise InvalidItem(f"watermark {shown(watermark)}: not Unicode text")
     elif type(watermark) not in {int, float}:
-        raise InvalidItem(f"watermark {watermark!r}: expected a number, a text or a datetime")
+        raise InvalidItem(f"watermark {shown(watermark)}: expected a number, a text or a datetime")
     elif not -_EXACT <= watermark <= _EXACT:  # nor is this true of NaN
-        raise InvalidItem(f"watermark {watermark!r}: cannot be compared exactly; write it as text")
+        raise InvalidItem(
+            f"watermark {shown(watermark)}: cannot be compared exactly; write it as text"
+        )
     return msgspec.json.encode(watermark)
 
 
 def told_error(error: BaseException | str) -> tuple[str, str]:
     """Return the class and the words of an error, as far as they are kept."""
     if isinstance(error, BaseException):
-        return type(error).__name__, _kept(str(error))
+        return type(error).__name__, _kept(_words(error))
     if not isinstance(error, str):  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise InvalidItem(f"error {error!r}: expected an exception or a text")
+        raise InvalidItem(f"error {shown(error)}: expected an exception or a text")
     return "", _kept(error)
+
+
+def _words(error: BaseException) -> str:
+    try:
+        return str(error)
+    except Exception as fault:  # noqa: BLE001  the failure is to be noted, whatever it says of itself
+        return f"({type(fault).__name__} when it was asked for its words)"
 
 
 def _kept(text: str) -> str:
