@@ -13,6 +13,7 @@ from penstock.coordination.flights import Flights
 from penstock.coordination.leases import Leases
 from penstock.coordination.saying import lasting_ms, to_bytes, to_text
 from penstock.errors import DecodeError, InvalidItem, ServerError, SettingError
+from penstock.errors.base import shown
 from penstock.redis.client import Client
 from penstock.redis.codec import Codec
 from penstock.redis.keys.coordination import CacheKeys
@@ -29,7 +30,8 @@ Bound = float | str
 _FOR_EVER: Final = -1
 _CHUNK: Final = 500
 _PLAIN: Final[tuple[Any, ...]] = (str, bytes, bytearray, memoryview)
-_is_bound = re.compile(r"\(?[+-]?(inf|\d+(\.\d*)?([eE][+-]?\d+)?)").fullmatch
+_MOST_COUNT: Final = 2**31 - 1
+_is_bound = re.compile(r"\(?[+-]?(inf|\d+(\.\d*)?([eE][+-]?\d+)?)", re.ASCII).fullmatch
 
 
 class Cache:
@@ -54,13 +56,12 @@ class Cache:
         space: str,
         leases: Leases,
         *,
-        ttl_s: float | None = None,
+        ttl_s: float | timedelta | None = None,
     ) -> None:
         client.keys.cache(space, "x")  # a space that is none is refused here
         self.space = space
         self._client, self._codec = client, codec
-        self._ttl_s = client.settings.cache.ttl_s if ttl_s is None else ttl_s
-        lasting_ms(self._ttl_s, self._ttl_s)
+        self._ttl_s = lasting_ms(ttl_s, client.settings.cache.ttl_s) / 1000
         self._encode = codec.encoder(Any)
         self._flights = Flights(client, leases)
 
@@ -99,11 +100,13 @@ class Cache:
         Who makes the value at this moment, in `get_or_set`, does not overwrite it.
         """
         keys, ttl_ms = self._keys(key), lasting_ms(ttl, self._ttl_s)
-        command: list[Argument] = ["SET", keys.value, self._encode(value), "PX", ttl_ms]
-        if nx:
-            command.append("NX")
-        replies = await self._pipeline([("DEL", keys.flight), tuple(command)])
-        return replies[1] is not None
+        return await self._client.scripts.set_cached(
+            value=keys.value,
+            flight=keys.flight,
+            data=self._encode(value),
+            ttl_ms=ttl_ms,
+            nx=int(nx),
+        )
 
     async def delete(self, *keys: str) -> int:
         """Delete values; how many there were. What is being made at this moment is not stored."""
@@ -188,6 +191,8 @@ class Cache:
 
         With `ttl` the set lasts so long from now on; without, until it is empty.
         """
+        if not isinstance(mapping, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise InvalidItem(f"members {shown(mapping, 60)}: expected scores by their members")
         pairs: list[Argument] = []
         for member, score in mapping.items():
             pairs += (_score(score), to_bytes(member, "member"))
@@ -293,7 +298,7 @@ def _score(score: object) -> str:
                 return repr(float(score))
         except OverflowError:
             pass
-    raise InvalidItem(f"score {str(score)[:60]!r}: expected a number")
+    raise InvalidItem(f"score {shown(score, 60)}: expected a number")
 
 
 def _bound(bound: object) -> str:
@@ -305,6 +310,6 @@ def _bound(bound: object) -> str:
 
 
 def _count(name: str, count: object) -> int:
-    if type(count) is int and count >= 1:
+    if type(count) is int and 1 <= count <= _MOST_COUNT:
         return count
-    raise SettingError(name, count, "a whole number from 1 on")
+    raise SettingError(name, count, f"a whole number from 1 to {_MOST_COUNT}")
