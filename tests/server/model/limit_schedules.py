@@ -66,7 +66,7 @@ class Schedule(Judge):
                 yield from self._settle(place)
             elif plan.leases and draw < 0.8:
                 yield from self._lend(place)
-            elif draw < 0.88:
+            elif 0.8 < draw < 0.9:
                 yield from self._look(place)
             else:
                 yield from self._take(place)
