@@ -66,8 +66,6 @@ from penstock.errors import (
 )
 from penstock.redis.client import Client
 from penstock.redis.codec import Codec
-from penstock.redis.doctor import Diagnosis, Finding
-from penstock.redis.health import Health, NodeHealth
 from penstock.redis.node import Role
 from penstock.redis.retry import with_retry
 from penstock.redis.shared import close_redis, get_redis, get_redis_optional, init_redis
@@ -104,6 +102,8 @@ if TYPE_CHECKING:
     from penstock.queues.records import JobRecord, Progress
     from penstock.queues.results import QueueAddResult, QueuePressure
     from penstock.queues.tasks import Task
+    from penstock.redis.doctor import Diagnosis, Finding
+    from penstock.redis.health import Health, NodeHealth
     from penstock.topics.admin import TopicAdmin
     from penstock.topics.consumer import Consumer
     from penstock.topics.dead_letters import DeadLetters
@@ -151,6 +151,8 @@ _LAZY = {
     "queues.records": ("JobRecord", "Progress"),
     "queues.results": ("QueueAddResult", "QueuePressure"),
     "queues.tasks": ("Task",),
+    "redis.doctor": ("Diagnosis", "Finding"),
+    "redis.health": ("Health", "NodeHealth"),
     "topics.admin": ("TopicAdmin",),
     "topics.consumer": ("Consumer",),
     "topics.dead_letters": ("DeadLetters",),

@@ -10,8 +10,6 @@ from typing import TYPE_CHECKING, Any, Literal, ParamSpec, Self, TypeVar, Unpack
 from penstock.coordination.access import Coordination
 from penstock.redis.client import Client
 from penstock.redis.codec import Codec
-from penstock.redis.doctor import Diagnosis, diagnose
-from penstock.redis.health import Health, check_health
 from penstock.settings import Settings
 
 if TYPE_CHECKING:
@@ -26,6 +24,8 @@ if TYPE_CHECKING:
     from penstock.queues.results import QueueAddResult, QueuePressure
     from penstock.queues.schedules import Schedules
     from penstock.queues.tasks import Task, TaskDecorator, TaskWords
+    from penstock.redis.doctor import Diagnosis
+    from penstock.redis.health import Health
     from penstock.runtime.service import Service
     from penstock.runtime.worker import Worker
     from penstock.topics.admin import TopicAdmin
@@ -91,10 +91,14 @@ class Penstock(Coordination):
 
     async def health(self) -> Health:
         """Probe the server with a real write; never raises, never hangs. Needs no open."""
+        from penstock.redis.health import check_health  # noqa: PLC0415
+
         return await check_health(self.redis)
 
     async def doctor(self) -> Diagnosis:
         """Judge how the server is set up."""
+        from penstock.redis.doctor import diagnose  # noqa: PLC0415
+
         return await diagnose(self.redis)
 
     def topic(

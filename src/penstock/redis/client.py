@@ -6,6 +6,7 @@ import asyncio
 import os
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
+from functools import cached_property
 from typing import TYPE_CHECKING, Self, TypeVar
 
 from penstock.errors import (
@@ -25,7 +26,6 @@ from penstock.redis.keys import Keys
 from penstock.redis.node import Counters, Node, Role
 from penstock.redis.retry import with_retry
 from penstock.redis.routing import command_slot
-from penstock.redis.scripts import Scripts
 from penstock.redis.stock import stock_client
 from penstock.redis.topology import ClusterMap, NodeMap, OneServer, SentinelMap
 from penstock.redis.wire import Argument, Command, Reply, Wire
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from redis.asyncio import Redis
 
     from penstock.redis.embedded import Embedded
+    from penstock.redis.scripts import Scripts
 
 __all__ = ["Client"]
 
@@ -80,7 +81,6 @@ class Client:
         else:
             self.address = parse_address(settings.url, settings)
         self.keys = Keys(settings.namespace, cluster=self.address.topology is Topology.CLUSTER)
-        self.scripts = Scripts(self)
         self.counters = Counters()
         self._connector = Connector(self.address, settings, self.embedded)
         self._map: NodeMap | None = None
@@ -92,6 +92,13 @@ class Client:
 
     def __repr__(self) -> str:
         return f"Client({str(self.address)!r})"
+
+    @cached_property
+    def scripts(self) -> Scripts:
+        """Every script as a call. Reading what they all take is left to the first who calls one."""
+        from penstock.redis.scripts import Scripts  # noqa: PLC0415
+
+        return Scripts(self)
 
     @property
     def server_version(self) -> tuple[int, ...]:
