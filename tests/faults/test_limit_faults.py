@@ -148,6 +148,25 @@ async def test_counts_outlive_the_servers_death_and_nobody_gets_through_meanwhil
     assert [window.remaining for window in answer.windows] == [0, 10]
 
 
+async def test_a_failure_is_told_although_its_refund_fails(limit_of, start_server):
+    server = start_server()
+    limit = await limit_of("10/min", url=server.url)
+    with pytest.raises(ZeroDivisionError):
+        async with limit.reserved(5):
+            server.kill()
+            raise ZeroDivisionError
+
+
+async def test_permits_of_keys_that_come_meanwhile_do_not_disturb_the_end(limit_of):
+    limit = await limit_of("1000/min", lease=10)
+    for number in range(20):
+        assert await limit.try_acquire(key=f"key-{number}")
+    late = [asyncio.create_task(limit.try_acquire(key=f"late-{number}")) for number in range(20)]
+    await limit.close()
+    assert all(await asyncio.gather(*late))
+    await limit.close()
+
+
 async def test_permits_in_hand_of_a_process_that_stood_still_are_void(limit_of):
     """It stands still between two calls, for longer than they last."""
     limit = await limit_of("1000/min", lease=100)

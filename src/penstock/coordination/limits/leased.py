@@ -104,11 +104,11 @@ class LeasedPermits:
 
     async def close(self) -> None:
         """Give everything back."""
-        for key, held in self._held.items():
+        while self._held:  # others may still come meanwhile
+            key, held = self._held.popitem()
             await self._return(key, held)
             if self._hints is not None and held.wake is not None:
                 await self._hints.unwatch(self._limit.keys(key).state, held.wake)
-        self._held.clear()
         await asyncio.gather(*self._returning)
 
     async def _listen(self, key: str, held: _Held) -> None:
