@@ -75,6 +75,7 @@ if TYPE_CHECKING:
     from penstock.coordination.cache import Cache
     from penstock.coordination.feeds.events import Event, Snapshot
     from penstock.coordination.feeds.feed import Feed
+    from penstock.coordination.feeds.reader import FeedReader
     from penstock.coordination.limits.answer import Answer, Usage
     from penstock.coordination.limits.book import LimitBook
     from penstock.coordination.limits.hourly import HourlyCount, HourlyLimit
@@ -83,10 +84,10 @@ if TYPE_CHECKING:
     from penstock.coordination.limits.reservation import Reservation
     from penstock.coordination.limits.setting import LimitSetting
     from penstock.coordination.once import Enqueued, Mark, Once
-    from penstock.coordination.runs.records import RunRecord
+    from penstock.coordination.runs.records import Failure, RunEvent, RunRecord, TaskStart
     from penstock.coordination.runs.run import Run
     from penstock.coordination.runs.runs import Runs
-    from penstock.coordination.slot import Slot
+    from penstock.coordination.slot import Holder, Slot, SlotState
     from penstock.coordination.slots import Slots
     from penstock.coordination.windows.batches import Added, OpenBatch
     from penstock.coordination.windows.window import Window
@@ -125,6 +126,7 @@ _LAZY = {
     "coordination.cache": ("Cache",),
     "coordination.feeds.events": ("Event", "Snapshot"),
     "coordination.feeds.feed": ("Feed",),
+    "coordination.feeds.reader": ("FeedReader",),
     "coordination.limits.answer": ("Answer", "Usage"),
     "coordination.limits.book": ("LimitBook",),
     "coordination.limits.hourly": ("HourlyCount", "HourlyLimit"),
@@ -133,10 +135,10 @@ _LAZY = {
     "coordination.limits.reservation": ("Reservation",),
     "coordination.limits.setting": ("LimitSetting",),
     "coordination.once": ("Enqueued", "Mark", "Once"),
-    "coordination.runs.records": ("RunRecord",),
+    "coordination.runs.records": ("Failure", "RunEvent", "RunRecord", "TaskStart"),
     "coordination.runs.run": ("Run",),
     "coordination.runs.runs": ("Runs",),
-    "coordination.slot": ("Slot",),
+    "coordination.slot": ("Holder", "Slot", "SlotState"),
     "coordination.slots": ("Slots",),
     "coordination.windows.batches": ("Added", "OpenBatch"),
     "coordination.windows.window": ("Window",),
@@ -245,9 +247,15 @@ __all__ = [
     "Runs",
     "Run",
     "RunRecord",
+    "RunEvent",
+    "Failure",
+    "TaskStart",
     "Slots",
     "Slot",
+    "SlotState",
+    "Holder",
     "Feed",
+    "FeedReader",
     "Event",
     "Snapshot",
     "Cache",

@@ -396,6 +396,15 @@ async def test_an_edit_holds_everywhere_within_a_second(limit_of, open_app, plac
     assert (await other.peek()).remaining == 2
 
 
+async def test_an_edit_of_the_windows_leaves_the_rest(limit_of):
+    limit = limit_of("100/min", algorithm="compact", buffer=2)
+    await limit.edit(["10/min", "50/hour"])
+    assert [window.limit for window in (await limit.peek()).windows] == [8, 48]
+    assert limit.setting.algorithm == "compact"
+    with pytest.raises(SettingError):
+        await limit.edit("never")
+
+
 async def test_what_was_edited_survives_code_that_says_otherwise(limit_of, open_app, place):
     first = limit_of("5/min", name="kept")
     await first.try_acquire()

@@ -419,7 +419,7 @@ def test_windows_gather_for_queues_and_topics(app):
     with pytest.raises(SettingError):
         app.window("other", to=analysis, max_items=0)
     # A worker of the same application closes what is due.
-    assert [window.name for window in app.twin._windows] == ["batch", "hourly"]
+    assert list(app.twin._windows) == ["batch", "hourly"]
 
 
 def test_what_a_fast_job_brought_falls_back_into_the_batch(app):

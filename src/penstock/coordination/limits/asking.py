@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -82,6 +83,12 @@ class Asker:
                 self._keys[key] = known
         return known
 
+    async def current(self) -> LimitSetting:
+        """How it is set now."""
+        self.forget()
+        await self.refresh()
+        return self.setting
+
     def forget(self) -> None:
         """Look up how the limit is set before the next question."""
         self._fresh_until = 0.0
@@ -109,7 +116,8 @@ class Asker:
         if wire is None or not wire.alive or wire.behind:
             answer, _ = await self.ask(Question(key, cost, priority))
             if len(self._wires) < _MOST_KNOWN:
-                self._wires[slot] = await self._client.wire(Role.RATELIMIT, slot=slot)
+                with suppress(ServerError):  # the permits are taken: that is what the caller asks
+                    self._wires[slot] = await self._client.wire(Role.RATELIMIT, slot=slot)
             return answer
         reply: Any = (await wire.send_packed((self._command(key, cost, priority),)))[0]
         if isinstance(reply, ServerError):

@@ -7,6 +7,8 @@ import math
 import time
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager, suppress
+from dataclasses import replace
+from datetime import timedelta
 from typing import Any, Final, Literal
 from uuid import uuid4
 
@@ -17,7 +19,7 @@ from penstock.coordination.limits.answer import Answer, Usage
 from penstock.coordination.limits.asking import Asker, Question
 from penstock.coordination.limits.gate import LimitGate
 from penstock.coordination.limits.leased import LeasedPermits
-from penstock.coordination.limits.rates import MOST
+from penstock.coordination.limits.rates import MOST, Rate, parse_rates
 from penstock.coordination.limits.reservation import Reservation
 from penstock.coordination.limits.setting import LimitSetting
 from penstock.coordination.limits.share import LocalShare
@@ -196,8 +198,16 @@ class Limit:
             self._leased.drop(key)
         await self.client.call("DEL", keys.log, keys.state)
 
-    async def edit(self, setting: LimitSetting) -> None:
-        """Set the limit anew for all processes, whatever their code says."""
+    async def edit(
+        self,
+        setting: LimitSetting | str | Rate | Sequence[str | Rate | tuple[int, float | timedelta]],
+    ) -> None:
+        """Set the limit anew for all processes, whatever their code says.
+
+        Windows such as `["10/min", "100/hour"]` leave the rest as it is; a `LimitSetting` says all.
+        """
+        if not isinstance(setting, LimitSetting):
+            setting = replace(await self._asker.current(), rates=parse_rates(setting))
         await self._asker.book.edit(self.name, setting)
         self._asker.forget()
 
