@@ -151,10 +151,14 @@ async def test_counts_outlive_the_servers_death_and_nobody_gets_through_meanwhil
 async def test_a_failure_is_told_although_its_refund_fails(limit_of, start_server):
     server = start_server()
     limit = await limit_of("10/min", url=server.url)
-    with pytest.raises(ZeroDivisionError):
+
+    async def fail() -> None:
         async with limit.reserved(5):
             server.kill()
             raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        await fail()
 
 
 async def test_permits_of_keys_that_come_meanwhile_do_not_disturb_the_end(limit_of):
@@ -164,6 +168,13 @@ async def test_permits_of_keys_that_come_meanwhile_do_not_disturb_the_end(limit_
     late = [asyncio.create_task(limit.try_acquire(key=f"late-{number}")) for number in range(20)]
     await limit.close()
     assert all(await asyncio.gather(*late))
+    await limit.close()
+
+
+async def test_keys_that_come_once_are_not_remembered(limit_of):
+    limit = await limit_of("1000/min", lease=10)
+    await asyncio.gather(*(limit.try_acquire(key=f"key-{number}") for number in range(3_000)))
+    await eventually(lambda: len(limit._leased._held) <= 1_000)
     await limit.close()
 
 

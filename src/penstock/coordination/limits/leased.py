@@ -22,6 +22,8 @@ __all__ = ["LeasedPermits"]
 # Permits in advance count from the end of their time. More of a period than this would be lost.
 _PART_OF_PERIOD: Final = 0.02
 _MOST_LISTENED: Final = 100
+# Of more keys, those without permits are forgotten.
+_MOST_KEPT: Final = 1_000
 
 
 class _Held:
@@ -147,6 +149,8 @@ class LeasedPermits:
     async def _return(self, key: str, held: _Held) -> None:
         if held.timer is not None:
             held.timer.cancel()
+        if len(self._held) > _MOST_KEPT and held.wake is None and self._held.get(key) is held:
+            del self._held[key]
         async with held.door:
             permits = self._used_up(held)
             if permits[0]:
