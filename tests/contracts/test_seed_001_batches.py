@@ -9,74 +9,49 @@ import time
 from datetime import datetime
 
 import pytest
-import redis
 
-from penstock import Penstock
 from penstock.coordination.windows.closer import WindowCloser
 from penstock.coordination.windows.window import Window
-from penstock.settings import Settings
 from penstock.testing.eventually import eventually
-from penstock.testing.servers import ServerProcess
 
 FLOAT = re.compile(r"\d{10}\.\d{6}")
-
-
-@pytest.fixture(scope="module", params=["valkey", "redis62"])
-def own_server(request):
-    """A server without a namespace: the keys are to be right to the letter."""
-    with ServerProcess(request.param) as running:
-        yield running
-
-
-@pytest.fixture
-def plain(own_server):
-    """What any other program has."""
-    with redis.Redis(port=own_server.port, decode_responses=True) as client:
-        client.flushall()
-        yield client
-
-
-@pytest.fixture
-async def app(own_server, plain):
-    async with Penstock(settings=Settings(url=own_server.url)) as app:
-        yield app
 
 
 def window(app, **options):
     return Window(app.redis, app.codec, "batch", to=app.queue("analysis_queue"), **options)
 
 
-async def test_an_open_batch_stands_in_the_five_keys(app, plain):
+async def test_an_open_batch_stands_in_the_five_keys(app, stock):
     before = time.time()
     added = [await window(app).add("front_door", detection) for detection in (1, 2, 3)]
-    batch = plain.get("batch:front_door:current")
+    batch = stock.get("batch:front_door:current")
     assert batch == added[0].batch_id
     assert re.fullmatch(r"batch-[0-9a-f]{16}", batch)
-    assert plain.get(f"batch:{batch}:camera_id") == "front_door"
-    assert plain.lrange(f"batch:{batch}:detections", 0, -1) == ["1", "2", "3"]
+    assert stock.get(f"batch:{batch}:camera_id") == "front_door"
+    assert stock.lrange(f"batch:{batch}:detections", 0, -1) == ["1", "2", "3"]
     for field in ("started_at", "last_activity"):
-        text = plain.get(f"batch:{batch}:{field}")
+        text = stock.get(f"batch:{batch}:{field}")
         assert FLOAT.fullmatch(text)
         assert before - 1 <= float(text) <= time.time() + 1
-    assert plain.get(f"batch:{batch}:last_activity") >= plain.get(f"batch:{batch}:started_at")
+    assert stock.get(f"batch:{batch}:last_activity") >= stock.get(f"batch:{batch}:started_at")
 
 
-async def test_no_key_of_an_open_batch_ever_expires(app, plain):
+async def test_no_key_of_an_open_batch_ever_expires(app, stock):
     await window(app).add("front_door", 1)
-    keys = plain.keys("batch:*")
+    keys = stock.keys("batch:*")
     assert len(keys) == 6
-    assert {plain.ttl(key) for key in keys} == {-1}
+    assert {stock.ttl(key) for key in keys} == {-1}
 
 
-async def test_the_item_of_the_analysis_queue_has_the_fields_of_the_pipeline(app, plain):
+async def test_the_item_of_the_analysis_queue_has_the_fields_of_the_pipeline(app, stock):
     gather = window(app, max_age=0.05)
     for detection in (3, 1, 2):
         await gather.add("front_door", detection)
-    batch = plain.get("batch:front_door:current")
+    batch = stock.get("batch:front_door:current")
     await eventually(WindowCloser(app.redis, app.codec, [gather]).look)
-    assert plain.type("analysis_queue") == "list"
+    assert stock.type("analysis_queue") == "list"
     # As the analysis worker takes it.
-    name, text = plain.blpop(["analysis_queue"], timeout=1)
+    name, text = stock.blpop(["analysis_queue"], timeout=1)
     item = json.loads(text)
     assert name == "analysis_queue"
     assert list(item)[:5] == ["batch_id", "camera_id", "detection_ids", "started_at", "ended_at"]
@@ -89,13 +64,13 @@ async def test_the_item_of_the_analysis_queue_has_the_fields_of_the_pipeline(app
     assert round(ended.timestamp() * 1000) == item["ended_ms"]
 
 
-async def test_a_closed_batch_leaves_none_of_its_keys(app, plain):
+async def test_a_closed_batch_leaves_none_of_its_keys(app, stock):
     gather = window(app)
     await gather.add("front_door", 1)
     await gather.add("back_door", 2)
     await gather.close("front_door")
-    batch = plain.get("batch:back_door:current")
-    assert sorted(plain.keys("batch:*")) == sorted(
+    batch = stock.get("batch:back_door:current")
+    assert sorted(stock.keys("batch:*")) == sorted(
         [
             "batch:back_door:current",
             *(
@@ -106,64 +81,64 @@ async def test_a_closed_batch_leaves_none_of_its_keys(app, plain):
     )
 
 
-async def test_a_camera_that_is_called_as_a_batch_takes_no_key_of_it(app, plain):
+async def test_a_camera_that_is_called_as_a_batch_takes_no_key_of_it(app, stock):
     gather = window(app)
     batch = (await gather.add("front_door", 1)).batch_id
     await gather.add(batch, 2)
     await gather.add(f"{batch}:detections", 3)
-    assert plain.lrange(f"batch:{batch}:detections", 0, -1) == ["1"]
-    assert plain.get(f"batch:{batch}%3Adetections:current")
+    assert stock.lrange(f"batch:{batch}:detections", 0, -1) == ["1"]
+    assert stock.get(f"batch:{batch}%3Adetections:current")
     assert await gather.close("front_door") == batch
-    assert plain.llen("analysis_queue") == 1
+    assert stock.llen("analysis_queue") == 1
     assert (await gather.batch(batch)).count == 1
 
 
-async def test_500_detections_are_a_batch(app, plain):
+async def test_500_detections_are_a_batch(app, stock):
     gather = window(app)
     for number in range(501):
         await gather.add("front_door", number)
-    [item] = map(json.loads, plain.lrange("analysis_queue", 0, -1))
+    [item] = map(json.loads, stock.lrange("analysis_queue", 0, -1))
     assert item["detection_ids"] == list(range(500))
     assert item["reason"] == "max_size"
 
 
-async def test_a_fast_detection_is_in_the_high_lane_under_its_own_name(app, plain):
+async def test_a_fast_detection_is_in_the_high_lane_under_its_own_name(app, stock):
     added = await window(app).add("front_door", 17, id="17", fast=True)
     assert added.batch_id == "fast_path_17"
-    [item] = map(json.loads, plain.lrange("analysis_queue:high", 0, -1))
+    [item] = map(json.loads, stock.lrange("analysis_queue:high", 0, -1))
     assert (item["batch_id"], item["detection_ids"]) == ("fast_path_17", [17])
     assert item["fast_path"] is True
-    assert plain.llen("analysis_queue") == 0
-    assert plain.get("batch:front_door:current") is None
+    assert stock.llen("analysis_queue") == 0
+    assert stock.get("batch:front_door:current") is None
 
 
 @pytest.mark.parametrize("stored", ["list", "text"])
 @pytest.mark.parametrize("closed_by", ["the next detection", "hand"])
 async def test_a_batch_that_the_old_aggregator_has_begun_is_taken_over(
-    app, plain, stored, closed_by
+    app, stock, stored, closed_by
 ):
     """Five keys that end after an hour; the detections a list, or JSON as it was documented."""
     gather, began = window(app), time.time()
-    plain.set("batch:front_door:current", "abc12345", ex=3600)
+    stock.set("batch:front_door:current", "abc12345", ex=3600)
     for field, value in (
         ("camera_id", "front_door"),
         ("started_at", str(began)),
         ("last_activity", str(began)),
     ):
-        plain.set(f"batch:abc12345:{field}", value, ex=3600)
+        stock.set(f"batch:abc12345:{field}", value, ex=3600)
     if stored == "text":
-        plain.set("batch:abc12345:detections", "[101, 102]", ex=3600)
+        stock.set("batch:abc12345:detections", "[101, 102]", ex=3600)
     else:
-        plain.rpush("batch:abc12345:detections", 101, 102)
-        plain.expire("batch:abc12345:detections", 3600)
+        stock.rpush("batch:abc12345:detections", 101, 102)
+        stock.expire("batch:abc12345:detections", 3600)
     if closed_by == "the next detection":
         added = await gather.add("front_door", 103)
         assert (added.batch_id, added.size) == ("abc12345", 3)
-        assert {plain.ttl(key) for key in plain.keys("batch:*")} == {-1}
+        assert {stock.ttl(key) for key in stock.keys("batch:*")} == {-1}
         assert (await gather.batch("front_door")).bytes == 12
     assert await gather.close("front_door") == "abc12345"
-    [item] = map(json.loads, plain.lrange("analysis_queue", 0, -1))
+    [item] = map(json.loads, stock.lrange("analysis_queue", 0, -1))
     expected = [101, 102, 103] if closed_by == "the next detection" else [101, 102]
     assert item["detection_ids"] == expected
     assert abs(item["started_ms"] - began * 1000) <= 1
-    assert plain.keys("batch:*") == []
+    assert stock.keys("batch:*") == []

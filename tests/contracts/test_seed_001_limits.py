@@ -4,35 +4,11 @@ import time
 
 import httpx
 import pytest
-import redis
 
-from penstock import Penstock
 from penstock.interfaces.asgi import RateLimitMiddleware
-from penstock.settings import Settings
-from penstock.testing.servers import ServerProcess
 
 CLIENT = "192.168.1.100"
 KEY = f"ratelimit:default:{CLIENT}"
-
-
-@pytest.fixture(scope="module", params=["valkey", "redis62"])
-def own_server(request):
-    """A server without a namespace: the keys are to be right to the letter."""
-    with ServerProcess(request.param) as running:
-        yield running
-
-
-@pytest.fixture
-def stock(own_server):
-    with redis.Redis.from_url(own_server.url, decode_responses=True) as plain:
-        plain.flushall()
-        yield plain
-
-
-@pytest.fixture
-async def app(own_server, stock):
-    async with Penstock(settings=Settings(url=own_server.url)) as opened:
-        yield opened
 
 
 @pytest.fixture

@@ -7,38 +7,16 @@ import hashlib
 import json
 
 import pytest
-import redis
 
 from penstock import Penstock
 from penstock.coordination.cache import Cache
 from penstock.coordination.leases import Leases
 from penstock.coordination.once import Once
 from penstock.settings import Settings
-from penstock.testing.servers import ServerProcess
 
 PATH = "/export/foscam/Front Door/image_001.jpg"
 SHA256 = hashlib.sha256(b"an image").hexdigest()
 MARK = f"dedupe:{SHA256}"
-
-
-@pytest.fixture(scope="module", params=["valkey", "redis62"])
-def own_server(request):
-    """A server without a namespace: the keys are to be right to the letter."""
-    with ServerProcess(request.param) as running:
-        yield running
-
-
-@pytest.fixture
-def stock(own_server):
-    with redis.Redis.from_url(own_server.url, decode_responses=True) as plain:
-        plain.flushall()
-        yield plain
-
-
-@pytest.fixture
-async def app(own_server, stock):
-    async with Penstock(settings=Settings(url=own_server.url)) as opened:
-        yield opened
 
 
 @pytest.fixture

@@ -9,12 +9,10 @@ import re
 import secrets
 
 import pytest
-from tests.workplace import Workplace
 
 from penstock import Fixed, RetryPolicy, block
 from penstock.settings import CodecSettings
 from penstock.testing.eventually import eventually
-from penstock.testing.servers import ServerProcess
 
 DETECTION = {
     "camera_id": "front_door",
@@ -29,25 +27,6 @@ ANALYSIS = {
     "ended_at": "2026-01-24T10:31:30.000000",
 }
 ISO = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z")
-
-
-@pytest.fixture(scope="module", params=["valkey", "redis62"])
-def own_server(request):
-    """A server without a namespace: the keys are to be right to the letter."""
-    with ServerProcess(request.param) as running:
-        yield running
-
-
-@pytest.fixture
-def cli(own_server):
-    own_server.command("FLUSHALL")
-    return own_server.command
-
-
-@pytest.fixture
-async def workplace(own_server, cli):
-    async with Workplace(own_server.url) as place:
-        yield place
 
 
 @pytest.mark.parametrize(

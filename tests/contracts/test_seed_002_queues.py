@@ -8,12 +8,10 @@ import json
 import re
 
 import pytest
-from tests.workplace import Workplace
 
 from penstock import RetryPolicy, current_job
 from penstock.testing.eventually import eventually
 from penstock.testing.queues import clock
-from penstock.testing.servers import ServerProcess
 
 QUEUE = "rag:ingest:queue"
 JOB_ID = "rag-policies_rag-1704882600-a7b2c3d4"
@@ -38,25 +36,6 @@ TABLE = RetryPolicy(max_attempts=4, backoff=(5, 10, 30), give_up_on=(FileNotFoun
 class ParseError(Exception):
     error_code = "ERR_PDF_INVALID"
     suggestions = ("Verify PDF is valid using: pdfinfo filename.pdf", "Check file permissions")
-
-
-@pytest.fixture(scope="module", params=["valkey", "redis62"])
-def own_server(request):
-    """A server without a namespace: the keys are to be right to the letter."""
-    with ServerProcess(request.param) as running:
-        yield running
-
-
-@pytest.fixture
-def cli(own_server):
-    own_server.command("FLUSHALL")
-    return own_server.command
-
-
-@pytest.fixture
-async def workplace(own_server, cli):
-    async with Workplace(own_server.url) as place:
-        yield place
 
 
 @pytest.fixture

@@ -9,12 +9,10 @@ import sys
 from datetime import UTC, datetime
 
 import pytest
-import redis
 
 from penstock.coordination.limits.hourly import HourlyLimit
 from penstock.redis.client import Client
 from penstock.settings import Settings
-from penstock.testing.servers import ServerProcess
 from penstock.testing.virtual_time import VirtualTime
 
 HALF_PAST_TWO = 1_726_583_400_000  # 2024-09-17 14:30:00 UTC
@@ -40,20 +38,6 @@ async def main():
 
 asyncio.run(main())
 """
-
-
-@pytest.fixture(scope="module", params=["valkey", "redis62"])
-def own_server(request):
-    """A server without a namespace: the keys are to be right to the letter."""
-    with ServerProcess(request.param) as running:
-        yield running
-
-
-@pytest.fixture
-def stock(own_server):
-    with redis.Redis.from_url(own_server.url, decode_responses=True) as plain:
-        plain.flushall()
-        yield plain
 
 
 @pytest.fixture

@@ -8,7 +8,6 @@ from redis.asyncio import Redis
 from tests.feed_program import program
 
 from penstock.coordination.feeds.channels import SECURITY_EVENTS, SYSTEM_STATUS, upload_progress
-from penstock.testing.servers import ServerProcess
 
 PROGRESS = {
     "uploaded_chunks": 5,
@@ -48,13 +47,6 @@ STATUS = {
         "cameras_online": 4,
     },
 }
-
-
-@pytest.fixture(scope="module", params=["valkey", "redis62"])
-def own_server(request):
-    """A server without a namespace: the channels are to be right to the letter."""
-    with ServerProcess(request.param) as running:
-        yield running
 
 
 @asynccontextmanager
