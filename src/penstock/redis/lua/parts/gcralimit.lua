@@ -54,8 +54,11 @@
 
   function algo.told(window, used, reset)
     -- Until the provider's reset no more drains than it has left.
-    local left = math.max(0, window.limit - used)
-    window.used = math.max(window.used, (window.burst - left) * window.edge + reset)
+    local least = (window.burst - math.max(0, window.limit - used)) * window.edge + reset
+    if least > window.used then
+      -- Who gives back what he took before does not change what the provider has counted.
+      window.used, window.since = least, state[3]
+    end
     window.extra_until = now + reset
   end
 
