@@ -10,23 +10,17 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, TypeVar
 
 import pytest
-from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import (
-    RuleBasedStateMachine,
-    invariant,
-    precondition,
-    rule,
-    run_state_machine_as_test,
-)
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from penstock import Penstock
 from penstock.coordination.leases import Leases
 from penstock.coordination.once import Mark, Once
 from penstock.errors import ReservationLost
-from penstock.redis import script
 from penstock.settings import Settings
 from penstock.testing.servers import ServerProcess
+
+from .model.playing import plant_mistake, run_for_long, run_quickly
 
 T = TypeVar("T")
 KEYS = ("a",)  # what befalls one does not touch another: more of it befalls this one
@@ -271,20 +265,7 @@ class OnceMachine(RuleBasedStateMachine):
             assert len(held) == (truth.at_work is not None)
 
 
-def run(machine, *phases, **limits):
-    run_state_machine_as_test(
-        machine,
-        settings=settings(
-            deadline=None,
-            suppress_health_check=list(HealthCheck),
-            report_multiple_bugs=False,
-            phases=phases,
-            **limits,
-        ),
-    )
-
-
-QUICK = {"max_examples": 60, "stateful_step_count": 40, "derandomize": True, "database": None}
+QUICK = {"max_examples": 60, "stateful_step_count": 40}
 
 
 @pytest.fixture(scope="module")
@@ -297,14 +278,13 @@ def machine():
 def test_marks_are_as_the_model_says_whatever_is_done_to_them(binary):
     with ServerProcess(binary) as server:
         machine = type("Machine", (OnceMachine,), {"url": server.url})
-        run(machine, Phase.generate, Phase.shrink, **QUICK)
+        run_quickly(machine, **QUICK)
 
 
 @pytest.mark.torture
 @pytest.mark.timeout(3_600)
 def test_marks_are_as_the_model_says_however_long_one_looks(machine):
-    phases = (Phase.reuse, Phase.generate, Phase.shrink)
-    run(machine, *phases, max_examples=3_000, stateful_step_count=100, print_blob=True)
+    run_for_long(machine, max_examples=3_000, stateful_step_count=100)
 
 
 OURS = "if redis.call('GET', KEYS[2]) ~= ARGV[1] then return 0 end"
@@ -347,10 +327,6 @@ AT_WORK = "if holder and string.sub(holder, 1, 1) ~= '!' then return"
     ],
 )
 def test_a_script_that_breaks_a_promise_is_found(machine, monkeypatch, name, text, instead):
-    load, whole = script.load_script, script.load_script(name).text
-    assert whole.count(text) == 1
-    broken_text = whole.replace(text, instead)
-    broken = script.script_of(name, broken_text, broken_text)
-    monkeypatch.setattr(script, "load_script", lambda one: broken if one == name else load(one))
+    plant_mistake(monkeypatch, name, text, instead)
     with pytest.raises(AssertionError):
-        run(machine, Phase.generate, **{**QUICK, "max_examples": 300})
+        run_quickly(machine, max_examples=300, stateful_step_count=40, shrink=False)

@@ -3,54 +3,30 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import HealthCheck, Phase, settings
-from hypothesis.stateful import run_state_machine_as_test
 
 from penstock.errors import CommandRefused
-from penstock.redis import script
-from penstock.testing import virtual_time
 from penstock.testing.servers import ServerProcess
 
+from .model.playing import plant_mistake, run_for_long, run_quickly
 from .model.run_machine import RunMachine
+
+QUICK = {"max_examples": 50, "stateful_step_count": 50}
 
 
 @pytest.fixture(scope="module", params=["valkey", "redis62"])
-def server(request):
-    with ServerProcess(request.param) as running:
-        yield running
+def machine(request):
+    with ServerProcess(request.param) as server:
+        yield type("Machine", (RunMachine,), {"url": server.url})
 
 
-def run(server, *phases, **limits):
-    machine = type("Machine", (RunMachine,), {"url": server.url})
-    run_state_machine_as_test(
-        machine,
-        settings=settings(
-            deadline=None,
-            suppress_health_check=list(HealthCheck),
-            report_multiple_bugs=False,
-            phases=phases,
-            **limits,
-        ),
-    )
-
-
-QUICK = {
-    "max_examples": 50,
-    "stateful_step_count": 50,
-    "derandomize": True,
-    "database": None,
-}
-
-
-def test_a_run_is_what_was_done_to_it(server):
-    run(server, Phase.generate, Phase.shrink, **QUICK)
+def test_a_run_is_what_was_done_to_it(machine):
+    run_quickly(machine, **QUICK)
 
 
 @pytest.mark.torture
 @pytest.mark.timeout(3_600)
-def test_a_run_is_what_was_done_to_it_however_long_one_looks(server):
-    phases = (Phase.reuse, Phase.generate, Phase.shrink)
-    run(server, *phases, max_examples=2_000, stateful_step_count=100, print_blob=True)
+def test_a_run_is_what_was_done_to_it_however_long_one_looks(machine):
+    run_for_long(machine, max_examples=2_000, stateful_step_count=100)
 
 
 @pytest.mark.parametrize(
@@ -80,19 +56,7 @@ def test_a_run_is_what_was_done_to_it_however_long_one_looks(server):
         "every start is the first",
     ],
 )
-def test_a_script_that_breaks_a_promise_is_found(server, monkeypatch, name, text, instead):
-    whole = script.load_script(name)
-    assert whole.text.count(text) == 1
-    broken = script.script_of(
-        name, whole.text.replace(text, instead), whole.plain_text.replace(text, instead)
-    )
-    load = script.load_script
-    virtual_time._rewritten.cache_clear()
-    monkeypatch.setattr(
-        virtual_time, "load_script", lambda one: broken if one == name else load(one)
-    )
-    try:
-        with pytest.raises((AssertionError, CommandRefused)):
-            run(server, Phase.generate, **QUICK)
-    finally:
-        virtual_time._rewritten.cache_clear()
+def test_a_script_that_breaks_a_promise_is_found(machine, monkeypatch, name, text, instead):
+    plant_mistake(monkeypatch, name, text, instead)
+    with pytest.raises((AssertionError, CommandRefused)):
+        run_quickly(machine, **QUICK, shrink=False)

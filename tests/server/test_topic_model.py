@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from hashlib import sha1
-
 import pytest
-from hypothesis import HealthCheck, Phase, settings
-from hypothesis.stateful import run_state_machine_as_test
 
 from penstock.errors import CommandRefused
-from penstock.redis import script
 from penstock.testing.servers import ServerProcess
 
 from .model.machine import TopicMachine
+from .model.playing import plant_mistake, run_for_long, run_quickly
+
+QUICK = {"max_examples": 100, "stateful_step_count": 40}
 
 
 @pytest.fixture(scope="module")
@@ -22,36 +20,14 @@ def machine():
         yield type("Machine", (TopicMachine,), {"url": server.url})
 
 
-def run(machine, *phases, **limits):
-    run_state_machine_as_test(
-        machine,
-        settings=settings(
-            deadline=None,
-            suppress_health_check=list(HealthCheck),
-            report_multiple_bugs=False,
-            phases=phases,  # to explain a failure takes minutes; its steps say enough
-            **limits,
-        ),
-    )
-
-
-QUICK = {
-    "max_examples": 100,
-    "stateful_step_count": 40,
-    "derandomize": True,
-    "database": None,
-}
-
-
 def test_every_message_is_in_exactly_one_place(machine):
-    run(machine, Phase.generate, Phase.shrink, **QUICK)
+    run_quickly(machine, **QUICK)
 
 
 @pytest.mark.torture
 @pytest.mark.timeout(3_600)
 def test_every_message_is_in_exactly_one_place_in_the_long_run(machine):
-    phases = (Phase.reuse, Phase.generate, Phase.shrink)
-    run(machine, *phases, max_examples=2_000, stateful_step_count=80, print_blob=True)
+    run_for_long(machine, max_examples=2_000, stateful_step_count=80)
 
 
 @pytest.mark.parametrize(
@@ -74,11 +50,6 @@ def test_every_message_is_in_exactly_one_place_in_the_long_run(machine):
     ],
 )
 def test_a_script_that_breaks_a_promise_is_found(machine, monkeypatch, name, text, instead):
-    load, whole = script.load_script, script.load_script(name).text
-    assert whole.count(text) == 1
-    broken_text = whole.replace(text, instead)
-    digest = sha1(broken_text.encode(), usedforsecurity=False).hexdigest()
-    broken = script.Script(name, broken_text, digest, broken_text, digest)
-    monkeypatch.setattr(script, "load_script", lambda one: broken if one == name else load(one))
+    plant_mistake(monkeypatch, name, text, instead)
     with pytest.raises((AssertionError, CommandRefused)):
-        run(machine, Phase.generate, **QUICK)
+        run_quickly(machine, **QUICK, shrink=False)

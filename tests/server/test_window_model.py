@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import HealthCheck, Phase, settings
-from hypothesis.stateful import run_state_machine_as_test
 
 from penstock.errors import CommandRefused
-from penstock.redis.script import load_script, script_of
-from penstock.testing import virtual_time
 from penstock.testing.servers import ServerProcess
 
+from .model.playing import plant_mistake, run_for_long, run_quickly
 from .model.window_machine import WindowMachine
+
+DELETED = "\n  redis.call('DEL', unpack(names))"
+FORGOTTEN = "\n  redis.call('ZREM', KEYS[1], window)"
+QUICK = {"max_examples": 40, "stateful_step_count": 40}
 
 
 @pytest.fixture(scope="module")
@@ -21,41 +22,17 @@ def machine():
         yield type("Machine", (WindowMachine,), {"url": server.unix_url})
 
 
-def run(machine, *phases, **limits):
-    run_state_machine_as_test(
-        machine,
-        settings=settings(
-            deadline=None,
-            suppress_health_check=list(HealthCheck),
-            report_multiple_bugs=False,
-            phases=phases,  # to explain a failure takes minutes; its steps say enough
-            **limits,
-        ),
-    )
-
-
-DELETED = "\n  redis.call('DEL', unpack(names))"
-FORGOTTEN = "\n  redis.call('ZREM', KEYS[1], window)"
-QUICK = {
-    "max_examples": 40,
-    "stateful_step_count": 40,
-    "derandomize": True,
-    "database": None,
-}
-
-
 @pytest.mark.parametrize("binary", ["valkey", "redis62"])
 def test_items_are_in_one_place_and_batches_end_in_time(binary):
     with ServerProcess(binary) as server:
         machine = type("Machine", (WindowMachine,), {"url": server.unix_url})
-        run(machine, Phase.generate, Phase.shrink, **QUICK)
+        run_quickly(machine, **QUICK)
 
 
 @pytest.mark.torture
 @pytest.mark.timeout(3_600)
 def test_items_are_in_one_place_however_long_one_looks(machine):
-    phases = (Phase.reuse, Phase.generate, Phase.shrink)
-    run(machine, *phases, max_examples=3_000, stateful_step_count=100, print_blob=True)
+    run_for_long(machine, max_examples=3_000, stateful_step_count=100)
 
 
 @pytest.mark.parametrize(
@@ -86,13 +63,6 @@ def test_items_are_in_one_place_however_long_one_looks(machine):
     ],
 )  # fmt: skip
 def test_a_script_that_breaks_a_promise_is_found(machine, monkeypatch, name, text, instead):
-    whole = load_script(name)
-    assert whole.plain_text.count(text) == 1
-    broken = script_of(
-        name, whole.text.replace(text, instead), whole.plain_text.replace(text, instead)
-    )
-    monkeypatch.setattr(
-        virtual_time, "load_script", lambda one: broken if one == name else load_script(one)
-    )
+    plant_mistake(monkeypatch, name, text, instead)
     with pytest.raises((AssertionError, CommandRefused)):
-        run(machine, Phase.generate, **QUICK)
+        run_quickly(machine, **QUICK, shrink=False)
