@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from datetime import timedelta
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Unpack
 
 from penstock import app as asynchronous
 from penstock.portal import Blocking, Portal
 
 if TYPE_CHECKING:
-    from penstock.coordination.limits.limit import Away
-    from penstock.coordination.limits.rates import Rate
-    from penstock.coordination.limits.setting import Algorithm
-    from penstock.coordination.once import Mark
+    from penstock.coordination.limits.limit import LimitWords
+    from penstock.coordination.limits.rates import Windows
+    from penstock.coordination.once import Mark, MarkWords
+    from penstock.coordination.windows.options import WindowWords
     from penstock.sync import Topic
     from penstock.sync_cache import Cache
     from penstock.sync_feeds import Feed
@@ -37,22 +36,14 @@ class Coordination:
     def twin(self) -> asynchronous.Penstock:
         raise NotImplementedError
 
-    def once(
-        self,
-        key: str,
-        *,
-        ttl: float | timedelta | None = None,
-        scope: str | None = None,
-        value: str = "",
-        replay: bool = False,
-    ) -> AbstractContextManager[Mark]:
+    def once(self, key: str, **words: Unpack[MarkWords]) -> AbstractContextManager[Mark]:
         """Let a block happen once for a key, as `penstock.Penstock.once`.
 
         with app.once(sha256, value=path) as mark:
             if mark.first:
                 store(path)
         """
-        return self.marks.reserve(key, ttl=ttl, scope=scope, value=value, replay=replay)
+        return self.marks.reserve(key, **words)
 
     seen = Blocking(asynchronous.Penstock.seen)
 
@@ -63,32 +54,11 @@ class Coordination:
 
         return Once(self)
 
-    def limit(
-        self,
-        name: str,
-        windows: str | Rate | Sequence[str | Rate | tuple[int, float]],
-        *,
-        algorithm: Algorithm = "exact",
-        burst: int | None = None,
-        buffer: float = 0,
-        margin: float = 0,
-        lease: int = 0,
-        away: Away = "closed",
-        share: float = 0.0,
-    ) -> Limit:
+    def limit(self, name: str, windows: Windows, **words: Unpack[LimitWords]) -> Limit:
         """Return a limit that all processes share, as `penstock.Penstock.limit`."""
-        options: dict[str, Any] = {
-            "algorithm": algorithm,
-            "burst": burst,
-            "buffer": buffer,
-            "margin": margin,
-            "lease": lease,
-            "away": away,
-            "share": share,
-        }
         from penstock.sync_holding import Limit  # noqa: PLC0415
 
-        return Limit(self, name, lambda app: app.limit(name, windows, **options))
+        return Limit(self, name, lambda app: app.limit(name, windows, **words))
 
     @cached_property
     def limits(self) -> LimitBook:
@@ -104,33 +74,11 @@ class Coordination:
 
         return HourlyLimit(self)
 
-    def window(
-        self,
-        name: str,
-        *,
-        to: Queue | Topic,
-        max_age: float | timedelta | None = None,
-        idle: float | timedelta | None = None,
-        max_items: int | None = None,
-        max_bytes: int | None = None,
-        key_field: str | None = None,
-        items_field: str | None = None,
-    ) -> Window:
-        """Return a window that gathers items by key, as `penstock.Penstock.window`.
-
-        Workers of this application close batches that are due.
-        """
-        options: dict[str, Any] = {
-            "max_age": max_age,
-            "idle": idle,
-            "max_items": max_items,
-            "max_bytes": max_bytes,
-            "key_field": key_field,
-            "items_field": items_field,
-        }
+    def window(self, name: str, *, to: Queue | Topic, **words: Unpack[WindowWords]) -> Window:
+        """Return a window that gathers items by key, as `penstock.Penstock.window`."""
         from penstock.sync_primitives import Window  # noqa: PLC0415
 
-        return Window(self, name, to, options)
+        return Window(self, name, to, words)
 
     @cached_property
     def runs(self) -> Runs:

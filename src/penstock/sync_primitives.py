@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING, Any, Unpack
 from penstock.coordination import once as asynchronous_once
 from penstock.coordination.limits import book as asynchronous_book
 from penstock.coordination.limits import hourly as asynchronous_hourly
-from penstock.coordination.once import Enqueued, Mark
+from penstock.coordination.once import Enqueued, Mark, MarkWords
 from penstock.coordination.windows import window as asynchronous_window
 from penstock.portal import Blocking
 from penstock.sync_feeds import Feed
 from penstock.sync_sibling import Application, Bound, Sibling, Within
 
 if TYPE_CHECKING:
+    from penstock.coordination.windows.options import WindowWords
     from penstock.queues.options import Overflow, SendWords
     from penstock.sync import Topic
     from penstock.sync_queues import Queue
@@ -33,19 +34,11 @@ class Once(Sibling[asynchronous_once.Once]):
     seen = Blocking(asynchronous_once.Once.seen)
     peek = Blocking(asynchronous_once.Once.peek)
 
-    def reserve(
-        self,
-        key: str,
-        *,
-        ttl: float | timedelta | None = None,
-        scope: str | None = None,
-        value: str = "",
-        replay: bool = False,
-    ) -> AbstractContextManager[Mark]:
+    def reserve(self, key: str, **words: Unpack[MarkWords]) -> AbstractContextManager[Mark]:
         """Reserve what the block does, as `penstock.Once.reserve`: of all who ask, one is first."""
         return Within(
             self,
-            lambda marks: marks.reserve(key, ttl=ttl, scope=scope, value=value, replay=replay),
+            lambda marks: marks.reserve(key, **words),
             lambda _, mark: mark,
         )
 
@@ -112,10 +105,8 @@ class HourlyLimit(Sibling[asynchronous_hourly.HourlyLimit]):
 class Window(Sibling[asynchronous_window.Window]):
     """`penstock.Window`, blocking. Made by `Penstock.window`."""
 
-    def __init__(
-        self, app: Application, name: str, to: Queue | Topic, options: dict[str, Any]
-    ) -> None:
-        super().__init__(app, lambda app: app.window(name, to=to.on(app), **options))
+    def __init__(self, app: Application, name: str, to: Queue | Topic, words: WindowWords) -> None:
+        super().__init__(app, lambda app: app.window(name, to=to.on(app), **words))
         self.name, self.to = name, to
 
     def __repr__(self) -> str:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Coroutine, Sequence
+from collections.abc import Coroutine
 from contextlib import AbstractAsyncContextManager
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 from penstock.redis.client import Client
 from penstock.redis.codec import Codec
@@ -18,12 +18,12 @@ if TYPE_CHECKING:
     from penstock.coordination.leases import Leases
     from penstock.coordination.limits.book import LimitBook
     from penstock.coordination.limits.hourly import HourlyLimit
-    from penstock.coordination.limits.limit import Away, Limit
-    from penstock.coordination.limits.rates import Rate
-    from penstock.coordination.limits.setting import Algorithm
-    from penstock.coordination.once import Mark, Once
+    from penstock.coordination.limits.limit import Limit, LimitWords
+    from penstock.coordination.limits.rates import Windows
+    from penstock.coordination.once import Mark, MarkWords, Once
     from penstock.coordination.runs.runs import Runs
     from penstock.coordination.slots import Slots
+    from penstock.coordination.windows.options import WindowWords
     from penstock.coordination.windows.window import Window
     from penstock.queues.queue import Queue
     from penstock.topics.topic import Topic
@@ -56,17 +56,13 @@ class Coordination:
 
     # ---- once
 
-    def once(
-        self,
-        key: str,
-        *,
-        ttl: float | timedelta | None = None,
-        scope: str | None = None,
-        value: str = "",
-        replay: bool = False,
-    ) -> AbstractAsyncContextManager[Mark]:
-        """Let a block happen once for a key: of all who ask, one is first. As `Once.reserve`."""
-        return self.marks.reserve(key, ttl=ttl, scope=scope, value=value, replay=replay)
+    def once(self, key: str, **words: Unpack[MarkWords]) -> AbstractAsyncContextManager[Mark]:
+        """Let a block happen once for a key: of all who ask, one is first. As `Once.reserve`.
+
+        - `ttl`: for how many seconds it is not done again. `scope`: a camera or a tenant to which
+          the key belongs. `value`: what the mark says. `replay`: do it again on purpose.
+        """
+        return self.marks.reserve(key, **words)
 
     def seen(
         self,
@@ -90,19 +86,7 @@ class Coordination:
 
     # ---- limits
 
-    def limit(
-        self,
-        name: str,
-        windows: str | Rate | Sequence[str | Rate | tuple[int, float | timedelta]],
-        *,
-        algorithm: Algorithm = "exact",
-        burst: int | None = None,
-        buffer: float = 0,
-        margin: float = 0,
-        lease: int = 0,
-        away: Away = "closed",
-        share: float = 0.0,
-    ) -> Limit:
+    def limit(self, name: str, windows: Windows, **words: Unpack[LimitWords]) -> Limit:
         """Return a limit that all processes share; the same one for the same name and words.
 
         - `windows`: such as `["5/min", "50/hour", "125/day"]`; all of them hold at once.
@@ -116,18 +100,12 @@ class Coordination:
           its `share` of the windows ("share").
         """
         from penstock.coordination.limits.limit import Limit  # noqa: PLC0415
-        from penstock.coordination.limits.setting import setting_of  # noqa: PLC0415
+        from penstock.coordination.limits.rates import parse_rates  # noqa: PLC0415
 
-        setting = setting_of(
-            windows, algorithm=algorithm, burst=burst, buffer=buffer, margin=margin
-        )
-        words = (name, setting, lease, away, share)
-        if words not in self._limits:
-            hints = self.hints if lease else None
-            self._limits[words] = Limit(
-                self.redis, name, setting, lease=lease, away=away, share=share, hints=hints
-            )
-        return self._limits[words]
+        how = (name, parse_rates(windows), *sorted(words.items()))
+        if how not in self._limits:
+            self._limits[how] = Limit.of(self.redis, name, windows, self.hints, **words)
+        return self._limits[how]
 
     @property
     def limits(self) -> LimitBook:
@@ -145,18 +123,7 @@ class Coordination:
 
     # ---- windows, runs
 
-    def window(
-        self,
-        name: str,
-        *,
-        to: Queue | Topic,
-        max_age: float | timedelta | None = None,
-        idle: float | timedelta | None = None,
-        max_items: int | None = None,
-        max_bytes: int | None = None,
-        key_field: str | None = None,
-        items_field: str | None = None,
-    ) -> Window:
+    def window(self, name: str, *, to: Queue | Topic, **words: Unpack[WindowWords]) -> Window:
         """Return a window that gathers items by key; each batch becomes one job or message.
 
         - `to`: the queue or topic that gets the batches.
@@ -168,19 +135,7 @@ class Coordination:
         """
         from penstock.coordination.windows.window import Window  # noqa: PLC0415
 
-        window = Window(
-            self.redis,
-            self.codec,
-            name,
-            to=to,
-            max_age=max_age,
-            idle=idle,
-            max_items=max_items,
-            max_bytes=max_bytes,
-            key_field=key_field,
-            items_field=items_field,
-            hub=self.hub,
-        )
+        window = Window(self.redis, self.codec, name, to=to, hub=self.hub, **words)
         self._windows[name] = window
         return window
 

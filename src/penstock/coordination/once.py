@@ -11,7 +11,7 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppres
 from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, Unpack
+from typing import TYPE_CHECKING, Any, Final, TypedDict, Unpack
 
 from penstock.coordination.leases import Lease, Leases
 from penstock.coordination.repeating import until_known
@@ -35,12 +35,21 @@ if TYPE_CHECKING:
     from penstock.queues.options import Overflow, SendWords
     from penstock.queues.queue import Queue
 
-__all__ = ["Enqueued", "Mark", "Once"]
+__all__ = ["Enqueued", "Mark", "MarkWords", "Once"]
 
 quiet = RateLimitedLog(logging.getLogger(__name__))
 
 _RELEASE_WITHIN_S: Final = 2.0
 """How long an answer to a release is sought: later it runs out by itself."""
+
+
+class MarkWords(TypedDict, total=False):
+    """What can be said about a reservation: see `Once.reserve`."""
+
+    ttl: float | timedelta | None
+    scope: str | None
+    value: str
+    replay: bool
 
 
 @dataclass(slots=True)
@@ -106,15 +115,7 @@ class Once:
         self._ttl_s, self._hold_s = settings.ttl_s, settings.hold_s
         self._hold_ms = round(settings.hold_s * 1000)
 
-    def reserve(
-        self,
-        key: str,
-        *,
-        ttl: float | timedelta | None = None,
-        scope: str | None = None,
-        value: str = "",
-        replay: bool = False,
-    ) -> AbstractAsyncContextManager[Mark]:
+    def reserve(self, key: str, **words: Unpack[MarkWords]) -> AbstractAsyncContextManager[Mark]:
         """Reserve what the block does: of all who ask, one is first, until its block ends.
 
         - At the end of the block the mark is set, for `ttl` seconds from then on. An error or a
@@ -122,13 +123,15 @@ class Once:
         - While the block runs the reservation is renewed. If the process dies, it runs out after
           `once.hold_s`. One that was silent for that long, and was overtaken, learns it at the end
           of its block, by `ReservationLost`, or from `mark.lost` within it.
+        - `scope`: a camera or a tenant to which the key belongs; `value`: what the mark says.
         - `replay`: be first whoever was; the mark is set anew.
 
         Calls whose answer is lost are repeated. An `OutcomeUnknown` at the end of the block says
         that the work is done, but perhaps not marked.
         """
+        scope, value, ttl = words.get("scope"), words.get("value", ""), words.get("ttl")
         wanted = self._wanted(key, scope, value, ttl)
-        return self._replayed(wanted) if replay else self._reserved(wanted)
+        return self._replayed(wanted) if words.get("replay") else self._reserved(wanted)
 
     async def seen(
         self,

@@ -181,8 +181,9 @@ class Slots:
         )
         holders: list[Holder] = []
         for member, until in zip(told[1::2], told[2::2], strict=True):
-            fence, token, about = member.decode(errors="replace").split(":", 2)
-            holders.append(Holder(token, int(fence), int(until), about))
+            holder = _holder(member.decode(errors="replace"), until)
+            if holder is not None:
+                holders.append(holder)
         return told[0], holders
 
     async def _try(self, attempt: _Attempt) -> Slot | None:
@@ -318,6 +319,17 @@ def _checked_name(name: str) -> str:
             "slots", name, "holds half of a surrogate pair, which is no text"
         ) from None
     return name
+
+
+def _holder(member: str, until: bytes) -> Holder | None:
+    """Read who holds a slot; None for what is no holder of ours."""
+    fence, _, token = member.partition(":")
+    id_, _, about = token.partition(":")
+    try:
+        return Holder(id_, int(fence), int(float(until)), about)
+    except (ValueError, OverflowError):
+        quiet.warning("holder", "what is no holder of a slot takes one: %.100r", member)
+        return None
 
 
 def _limit_in(text: bytes, declared: int) -> int:

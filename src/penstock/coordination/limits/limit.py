@@ -8,8 +8,7 @@ import time
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
-from datetime import timedelta
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, Self, Unpack
 from uuid import uuid4
 
 import msgspec
@@ -19,9 +18,9 @@ from penstock.coordination.limits.answer import Answer, Usage
 from penstock.coordination.limits.asking import Asker, Question
 from penstock.coordination.limits.gate import LimitGate
 from penstock.coordination.limits.leased import LeasedPermits
-from penstock.coordination.limits.rates import MOST, Rate, parse_rates
+from penstock.coordination.limits.rates import MOST, Windows, parse_rates
 from penstock.coordination.limits.reservation import Reservation
-from penstock.coordination.limits.setting import LimitSetting
+from penstock.coordination.limits.setting import LimitSetting, SettingWords, setting_of
 from penstock.coordination.limits.share import LocalShare
 from penstock.errors import LimitReached, NotOpen, ServerError, SettingError
 from penstock.redis.client import Client
@@ -30,7 +29,7 @@ from penstock.redis.keys.names import check_name
 from penstock.redis.wire import Argument
 from penstock.runtime.backoff import retry_delay_s
 
-__all__ = ["EVERYONE", "Away", "Limit"]
+__all__ = ["EVERYONE", "Away", "Limit", "LimitWords"]
 
 EVERYONE: Final = "all"
 """The key of a limit that is not counted for each client apart."""
@@ -38,6 +37,14 @@ Away = Literal["closed", "share"]
 _AWAY_RETRY_S: Final = 1.0
 # A line of so many makes its callers look half as often.
 _LONG_LINE: Final = 100
+
+
+class LimitWords(SettingWords, total=False):
+    """What can be said about a limit besides its windows: see `Penstock.limit`."""
+
+    lease: int
+    away: Away
+    share: float
 
 
 class Limit:
@@ -77,6 +84,20 @@ class Limit:
             raise SettingError("limit.share", share, "the part of each process, with away='share'")
         self._leased = LeasedPermits(self, lease, hints) if lease else None
         self._local = LocalShare(setting, share) if away == "share" else None
+
+    @classmethod
+    def of(
+        cls,
+        client: Client,
+        name: str,
+        windows: Windows,
+        hints: Hints | None = None,
+        **words: Unpack[LimitWords],
+    ) -> Self:
+        """Make a limit of the words that `Penstock.limit` takes."""
+        told: dict[str, Any] = {**words}
+        own = {word: told.pop(word) for word in ("lease", "away", "share") if word in told}
+        return cls(client, name, setting_of(windows, **told), hints=hints, **own)
 
     def __repr__(self) -> str:
         return f"Limit({self.name!r}, {', '.join(map(str, self.setting.rates))})"
@@ -198,10 +219,7 @@ class Limit:
             self._leased.drop(key)
         await self.client.call("DEL", keys.log, keys.state)
 
-    async def edit(
-        self,
-        setting: LimitSetting | str | Rate | Sequence[str | Rate | tuple[int, float | timedelta]],
-    ) -> None:
+    async def edit(self, setting: LimitSetting | Windows) -> None:
         """Set the limit anew for all processes, whatever their code says.
 
         Windows such as `["10/min", "100/hour"]` leave the rest as it is; a `LimitSetting` says all.

@@ -6,11 +6,11 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Final
+from typing import Final, TypeAlias
 
 from penstock.errors import SettingError
 
-__all__ = ["MOST", "Rate", "parse_rate", "parse_rates"]
+__all__ = ["MOST", "Rate", "Windows", "parse_rate", "parse_rates"]
 
 MOST: Final = 1_000_000_000
 """Largest limit and cost."""
@@ -59,7 +59,13 @@ class Rate:
         return f"{self.limit}/{self.period_ms}ms"
 
 
-def parse_rate(text: str | Rate | tuple[int, float | timedelta]) -> Rate:
+Window: TypeAlias = str | Rate | tuple[int, float | timedelta]
+"""`5/min`, or a number and a period (in seconds)."""
+Windows: TypeAlias = str | Rate | Sequence[Window]
+"""One window, or several that hold at once."""
+
+
+def parse_rate(text: Window) -> Rate:
     """Read `5/min`, `100/10s`, or a number and a period in seconds; SettingError otherwise."""
     if isinstance(text, Rate):
         return text
@@ -92,9 +98,7 @@ def _whole_ms(seconds: float, text: object) -> int:
     raise SettingError("limit", text, "a period from 10 ms to a year")
 
 
-def parse_rates(
-    texts: str | Rate | Sequence[str | Rate | tuple[int, float | timedelta]],
-) -> tuple[Rate, ...]:
+def parse_rates(texts: Windows) -> tuple[Rate, ...]:
     """Read one or several rates, the shortest period first; each period once."""
     if not isinstance(texts, str | Rate | Iterable):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise SettingError("limit", texts, _EXPECTED)

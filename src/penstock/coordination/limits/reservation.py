@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from penstock.coordination.limits.answer import Answer
 from penstock.coordination.limits.rates import MOST
-from penstock.errors import SettingError
+from penstock.errors import Rejected, SettingError
 
 if TYPE_CHECKING:
     from penstock.coordination.limits.limit import Limit
@@ -15,7 +15,10 @@ __all__ = ["Reservation"]
 
 
 class Reservation:
-    """Permits that were taken for an estimate. Settled once; later words change nothing."""
+    """Permits that were taken for an estimate. Settled once; later words change nothing.
+
+    What the server has refused was not said.
+    """
 
     def __init__(self, limit: Limit, key: str, answer: Answer) -> None:
         self.answer = answer
@@ -37,7 +40,11 @@ class Reservation:
         if cost == self.cost or self.answer.permit is None:
             return 0
         permit, logged_ms = self.answer.permit
-        return await self._limit.settle(self._key, (permit, self.cost, cost, logged_ms))
+        try:
+            return await self._limit.settle(self._key, (permit, self.cost, cost, logged_ms))
+        except Rejected:
+            self._settled = False  # nothing was done: it may be said again
+            raise
 
     async def refund(self) -> int:
         """Give it all back: the call was not made."""

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import timedelta
-from typing import Final, Literal, cast
+from typing import Final, Literal, TypedDict, cast
 
 import msgspec
 
-from penstock.coordination.limits.rates import Rate, parse_rates
+from penstock.coordination.limits.rates import Rate, Windows, parse_rates
 from penstock.errors import DecodeError, SettingError
 from penstock.redis.wire import Argument
 
-__all__ = ["ALGORITHMS", "Algorithm", "LimitSetting", "StoredSetting", "setting_of"]
+__all__ = ["ALGORITHMS", "Algorithm", "LimitSetting", "SettingWords", "StoredSetting", "setting_of"]
 
 Algorithm = Literal["exact", "compact", "gcra"]
 ALGORITHMS: Final[tuple[Algorithm, ...]] = ("exact", "compact", "gcra")
@@ -112,8 +110,17 @@ class LimitSetting:
         return max(1, limit - kept)
 
 
+class SettingWords(TypedDict, total=False):
+    """How a limit is set, besides its windows: see `LimitSetting`. `margin` is in seconds."""
+
+    algorithm: Algorithm
+    burst: int | None
+    buffer: float
+    margin: float
+
+
 def setting_of(
-    windows: str | Rate | Sequence[str | Rate | tuple[int, float | timedelta]],
+    windows: Windows,
     *,
     algorithm: Algorithm = "exact",
     burst: int | None = None,

@@ -89,8 +89,11 @@ class WindowCloser(Service):
     async def look(self) -> int:
         """Close all that is due now: how many batches. What fails is raised, after the rest."""
         before = self.closed
-        await self._read_registry()
         errors: list[PenstockError] = []
+        try:
+            await self._read_registry()
+        except PenstockError as error:
+            errors.append(error)
         for window in list(self._windows.values()):
             try:
                 for place in await window.target.places():
@@ -164,11 +167,26 @@ class WindowCloser(Service):
 
         self._errands[field, ""] = _Errand(find_places)
 
+    @staticmethod
+    def _warn(window: Window, broken: list[bytes]) -> None:
+        """Tell of batches that cannot be closed, each with its reason."""
+        for name, why in zip(broken[::2], broken[1::2], strict=True):
+            shown = name.decode(errors="replace")
+            quiet.warning(
+                f"broken {shown}",
+                "window %s: the batch of %s cannot be closed: %s",
+                window.name,
+                shown,
+                why.decode(errors="replace"),
+            )
+
     async def _close_at(self, window: Window, place: Place) -> float:
         """Close all that is due at one place: seconds until it is to be looked at again."""
         self.looks += 1
         while True:
-            status, wait_ms, _, closed, packed = await window.close_at(place)
+            status, wait_ms, _, closed, packed, *more = await window.close_at(place)
+            for broken in more:
+                self._warn(window, broken)
             self.closed += len(closed)
             if closed:
                 await window.target.got_some()

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Final, Self
+from typing import Final, Self, TypedDict
 
 from penstock.delivery.times import wait_s
 from penstock.errors import SettingError
 from penstock.redis.keys.names import check_name
 from penstock.settings_coordination import WindowSettings
 
-__all__ = ["OVERHEAD_BYTES", "SEED_WINDOW", "WindowOptions"]
+__all__ = ["OVERHEAD_BYTES", "SEED_WINDOW", "WindowOptions", "WindowWords"]
 
 SEED_WINDOW: Final = "batch"
 """The window whose keys and fields are those of the security pipeline."""
@@ -27,6 +27,17 @@ _OWN_FIELDS: Final = frozenset(
         *("count", "reason", "fast_path", "_penstock", "task", "id", "job_id"),
     }
 )
+
+
+class WindowWords(TypedDict, total=False):
+    """What can be said about a window, where it is not as the settings have it."""
+
+    max_age: float | timedelta | None
+    idle: float | timedelta | None
+    max_items: int | None
+    max_bytes: int | None
+    key_field: str | None
+    items_field: str | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -96,7 +96,7 @@ async def read_records(client: Client) -> list[WindowRecord]:
     for field, text in zip(told[::2], told[1::2], strict=True):
         try:
             records.append(msgspec.json.decode(text, type=WindowRecord))
-        except msgspec.MsgspecError as error:
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
             name = field.decode(errors="replace")
             quiet.warning(name, "window %s: its record cannot be read: %s", name, error)
     return records

@@ -6,9 +6,8 @@ import asyncio
 import time
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import asynccontextmanager
-from datetime import timedelta
 from secrets import token_hex
-from typing import Any, Final, Self
+from typing import Any, Final, Self, Unpack
 
 from penstock.coordination.feeds.feed import Feed
 from penstock.coordination.feeds.hub import FeedHub
@@ -17,7 +16,7 @@ from penstock.coordination.windows.adding import Adding
 from penstock.coordination.windows.batches import Added, OpenBatch
 from penstock.coordination.windows.items import Items
 from penstock.coordination.windows.looking import batch_of, open_batches
-from penstock.coordination.windows.options import WindowOptions
+from penstock.coordination.windows.options import WindowOptions, WindowWords
 from penstock.coordination.windows.records import Registration, WindowRecord
 from penstock.coordination.windows.targets import Place, target_of
 from penstock.errors import NotOpen, SettingError
@@ -66,26 +65,12 @@ class Window:
         name: str,
         *,
         to: Queue | Topic,
-        max_age: float | timedelta | None = None,
-        idle: float | timedelta | None = None,
-        max_items: int | None = None,
-        max_bytes: int | None = None,
-        key_field: str | None = None,
-        items_field: str | None = None,
         hub: FeedHub | None = None,
+        **words: Unpack[WindowWords],
     ) -> None:
         self.client, self.codec = client, codec
         self.name, self.to, self._hub = name, to, hub
-        self.options = WindowOptions.of(
-            name,
-            client.settings.windows,
-            max_age=max_age,
-            idle=idle,
-            max_items=max_items,
-            max_bytes=max_bytes,
-            key_field=key_field,
-            items_field=items_field,
-        )
+        self.options = WindowOptions.of(name, client.settings.windows, **words)
         self.target = target_of(to, self.options)
         self.items = Items(self.options, client.settings.codec)
         self._remember_ms = int(client.settings.windows.remember_s * 1000)
