@@ -46,6 +46,14 @@
 -- Include: batches
 local pointer, window, key, item, id = KEYS[10], ARGV[20], ARGV[21], ARGV[22], ARGV[23]
 local micros = time[1] * 1000000 + time[2]
+-- A key that is not what it should be is met here, before anything is written.
+redis.call('ZCARD', KEYS[1])
+redis.call('ZCARD', KEYS[11])
+if ARGV[2] == 'queue' then
+  redis.call('LLEN', KEYS[4])
+  redis.call('HLEN', KEYS[5])
+  redis.call('HLEN', KEYS[6])
+end
 if ARGV[2] == 'topic' and redis.call('EXISTS', KEYS[4]) == 0 then return {-1, '', 0, '', 0, {}} end
 local batch = redis.call('GET', pointer)
 local size, bytes, started, last, started_micros = 0, 0, now, now, micros

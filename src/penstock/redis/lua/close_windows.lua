@@ -34,14 +34,16 @@
 --
 -- Returns  list  1, or 0 if the queue is full, or -1 if there is no such partition; ms until the
 --                next is due, -1 for none; length of the list; ids of the batches closed; jobs
---                that had to go for them and are compressed, see `note_losses`
+--                that had to go for them and are compressed, see `note_losses`; then, if any of
+--                those that are due cannot be closed because of what others have stored, for each
+--                the window and the error: they are put off, and hold up no other
 
 -- Needs no memory: from here on nothing is refused for the want of it.
 redis.call('ZREM', KEYS[1], '')
 -- Include: time
 -- Include: batches
 -- Others wait while a script runs.
-local MOST_BYTES = 1048576
+local MOST_BYTES, PUT_OFF_MS = 1048576, 10000
 
 local function user_key(window)
   return (string.gsub(string.sub(window, #ARGV[18] + 1), '%%(%x%x)', function(digits)
@@ -53,8 +55,10 @@ local windows = {unpack(ARGV, 21)}
 if ARGV[20] == '' then
   windows = redis.call('ZRANGEBYSCORE', KEYS[1], '-inf', text_of(now), 'LIMIT', 0, ARGV[19])
 end
-local status, length, bytes, closed, packed = 1, 0, 0, {}, {}
-for _, window in ipairs(windows) do
+local status, length, bytes, closed, packed, broken = 1, 0, 0, {}, {}, {}
+
+-- False if no more are to be closed now.
+local function close(window)
   local pointer = ARGV[17] .. window .. ':current'
   local batch = redis.call('GET', pointer)
   if not batch then
@@ -72,14 +76,27 @@ for _, window in ipairs(windows) do
     done, length, gone = close_batch(pointer, window, user_key(window), batch, reason)
     if done <= 0 then
       status = done
-      break
+      return false
     end
     if done == 1 then closed[#closed + 1] = batch end
     for _, item in ipairs(gone or {}) do packed[#packed + 1] = item end
     bytes = bytes + (tonumber(told[3]) or 0)
-    if bytes > MOST_BYTES then break end
+    if bytes > MOST_BYTES then return false end
+  end
+  return true
+end
+
+for _, window in ipairs(windows) do
+  local fine, goes_on = pcall(close, window)
+  if not fine then
+    local fault = type(goes_on) == 'table' and goes_on.err or tostring(goes_on)
+    if ARGV[20] ~= '' then return redis.error_reply(fault) end
+    redis.call('ZADD', KEYS[1], text_of(now + PUT_OFF_MS), window)
+    broken[#broken + 1], broken[#broken + 2] = window, fault
+  elseif not goes_on then
+    break
   end
 end
 local first = redis.call('ZRANGE', KEYS[1], 0, 0, 'WITHSCORES')
 local wait = first[2] and math.max(0, first[2] - now) or -1
-return {status, wait, length, closed, packed}
+return {status, wait, length, closed, packed, broken[1] and broken or nil}

@@ -48,7 +48,7 @@ redis.call('HSET', KEYS[6], id, cjson.encode(info))
 local list = KEYS[8] .. hour_of(now)
 if seen ~= hour_of(now) then
   -- Once an hour, not once per attempt. The list is a view: nobody has to read it in time.
-  if redis.call('LPUSH', list, id) == 1 then redis.call('PEXPIRE', list, ARGV[11]) end
+  if redis.pcall('LPUSH', list, id) == 1 then redis.call('PEXPIRE', list, ARGV[11]) end
 end
 redis.call('HSET', KEYS[1], 'updated_ms', now)
 tell(ARGV[10], 'failed', cjson.encode({

@@ -8,7 +8,7 @@
 -- Include: time
 local told = {0}
 for _, deadline in ipairs(redis.call('HVALS', KEYS[2])) do
-  if now < tonumber(deadline) then told[1] = told[1] + 1 end
+  if now < (tonumber(deadline) or 0) then told[1] = told[1] + 1 end
 end
 for _, word in ipairs(redis.call('ZRANGEBYSCORE', KEYS[1], '(' .. now, '+inf', 'WITHSCORES')) do
   told[#told + 1] = word

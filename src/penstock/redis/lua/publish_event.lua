@@ -44,6 +44,7 @@ if ARGV[4] == '1' then
   redis.call('PEXPIRE', KEYS[1], ARGV[6])
   redis.call('PEXPIRE', KEYS[2], ARGV[6])
 end
-redis.call('PUBLISH', KEYS[1], number)
-if ARGV[8] ~= '' then redis.call('PUBLISH', ARGV[8], ARGV[9]) end
+-- Readers who are not woken look by themselves. Nor does a copy that may not be sent undo the event.
+redis.pcall('PUBLISH', KEYS[1], number)
+if ARGV[8] ~= '' then redis.pcall('PUBLISH', ARGV[8], ARGV[9]) end
 return tonumber(number)

@@ -19,6 +19,10 @@
 
 -- Include: time
 -- Include: expiry
+-- A key that is not what it should be is met here, before anything is written.
+redis.call('ZCARD', KEYS[2])
+redis.call('HLEN', KEYS[3])
+redis.call('HLEN', KEYS[4])
 redis.call('ZREM', KEYS[1], '')  -- a write that needs no memory: the others may follow it
 redis.call('ZREMRANGEBYSCORE', KEYS[1], '-inf', now)
 
@@ -41,7 +45,7 @@ local look_at = math.max(free, 1)
 while before < look_at do
   local ticket = redis.call('ZRANGE', KEYS[2], before, before)[1]
   if not ticket or ticket == token then break end
-  if now < tonumber(redis.call('HGET', KEYS[3], ticket) or 0) then
+  if now < (tonumber(redis.call('HGET', KEYS[3], ticket) or 0) or 0) then
     before = before + 1
   else
     redis.call('ZREM', KEYS[2], ticket)
@@ -50,7 +54,7 @@ while before < look_at do
 end
 
 if before < free then
-  local latest = tonumber(redis.call('HGET', KEYS[4], 'fence') or 0)
+  local latest = tonumber(redis.call('HGET', KEYS[4], 'fence') or 0) or 0
   local fence = string.format('%.0f', math.max(latest + 1, time[1] * 1000000 + time[2]))
   redis.call('HSET', KEYS[4], 'fence', fence)
   redis.call('PEXPIRE', KEYS[4], ARGV[6])
@@ -64,7 +68,13 @@ end
 local patience = tonumber(ARGV[4])
 if patience > 0 then
   if not redis.call('ZSCORE', KEYS[2], token) then
-    redis.call('ZADD', KEYS[2], redis.call('HINCRBY', KEYS[4], 'number', 1), token)
+    local number = redis.pcall('HINCRBY', KEYS[4], 'number', 1)
+    if type(number) == 'table' then
+      -- It was lost, and the line was not: go on after the last in it.
+      number = (redis.call('ZREVRANGE', KEYS[2], 0, 0, 'WITHSCORES')[2] or 0) + 1
+      redis.call('HSET', KEYS[4], 'number', number)
+    end
+    redis.call('ZADD', KEYS[2], number, token)
     redis.call('PEXPIRE', KEYS[4], ARGV[6])
   end
   redis.call('HSET', KEYS[3], token, now + patience)
