@@ -3,7 +3,8 @@
 Everybody has the same embedded server, in a process of their own. Penstock counts three windows in
 each call; `limits` one fixed window, in the fastest of its ways; PyrateLimiter three, in a log.
 Ratios are taken within a round, in which all have a turn; the median of the rounds counts. What
-could not be measured is a figure that is missed.
+could not be measured is a figure that is missed. How many calls the other coordination primitives
+take is told besides, without a bar.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ CROWD = 50
 ONE, MANY = "one caller", f"{CROWD} callers"
 CALLERS = {ONE: 1, MANY: CROWD}
 ALGORITHMS: tuple[Algorithm, ...] = ("exact", "compact", "gcra")
+OTHERS = ("seen", "once", "slots", "feed", "window", "cache")
 LEASED, FIXED, PYRATE = "leased", "limits", "PyrateLimiter"
 WAYS = ("blocking", "redispy", "coredis")
 AN_HOUR, HOUR_MS, NOON_MS = 5_000, 3_600_000, 1_800_000_000_000
@@ -44,7 +46,7 @@ class Sizes:
     leased: int
 
 
-QUICK = Sizes(3, 4_000, leased=400_000)
+QUICK = Sizes(3, 6_000, leased=400_000)
 FULL = Sizes(7, 20_000, leased=2_000_000)
 
 
@@ -89,6 +91,8 @@ def _turns(sizes: Sizes) -> dict[str, Turn]:
             turns[f"{algorithm}, {callers}"] = partial(_ours, algorithm, callers, sizes.calls)
         turns[f"{LEASED}, {callers}"] = partial(_ours, LEASED, callers, sizes.leased)
         turns[f"{PYRATE}, {callers}"] = partial(_peer, PYRATE, ("pyrate_peer.py",), callers, sizes)
+    for what in OTHERS:
+        turns[what] = partial(_other, what, sizes.calls)
     return turns
 
 
@@ -106,6 +110,11 @@ async def _peer(
 async def _ours(kind: str, callers: str, count: int, arena: Arena) -> dict[str, float]:
     told = await arena.run(program("limit_ours", kind, CALLERS[callers], count))
     return {_answers(kind, callers): told["rate"]}
+
+
+async def _other(what: str, count: int, arena: Arena) -> dict[str, float]:
+    told = await arena.run(program("coordination_ours", what, CROWD, count))
+    return {_answers(what, MANY): told["rate"]}
 
 
 async def _memory(algorithm: Algorithm, arena: Arena) -> dict[str, float]:
