@@ -270,14 +270,14 @@ RIGHTS = ("+@all", "-@admin", "-@dangerous", "+info", "+role", "resetchannels")
 
 @each_path
 async def test_the_keys_and_channels_of_its_namespace_are_enough(any_server, namespace, path):
-    url = user_of(any_server, namespace, f"~{namespace}:*", f"&{namespace}:*", *RIGHTS)
+    url = user_of(any_server, namespace, *RIGHTS, f"~{namespace}:*", f"&{namespace}:*")
     async with Penstock(settings=settings_for(url, namespace)) as app:
         await path(app, nothing)
 
 
 @pytest.mark.parametrize("path", WITHOUT_CHANNELS, ids=lambda path: path.__name__)
 async def test_who_may_use_no_channel_is_not_woken_and_looks_by_itself(any_server, namespace, path):
-    url = user_of(any_server, namespace, f"~{namespace}:*", *RIGHTS)
+    url = user_of(any_server, namespace, *RIGHTS, f"~{namespace}:*")
     async with Penstock(settings=settings_for(url, namespace)) as app:
         await path(app, nothing)
 
