@@ -23,7 +23,7 @@ class Judge:
         self.seed, self.plan, self.windows, self.bursts = seed, plan, windows, bursts
         self.algorithm = plan.algorithm
         self.true_ms = 0
-        self.keys = [Oracle(self.algorithm, dict(windows)) for _ in range(2)]
+        self.keys = [Oracle(self.algorithm, dict(windows), dict(bursts)) for _ in range(2)]
         self.levels = [dict.fromkeys(windows, 0.0) for _ in self.keys]
         """Of the leaky buckets that are the other way to say what GCRA is."""
         self.levels_at = [0, 0]

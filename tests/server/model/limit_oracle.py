@@ -51,6 +51,7 @@ class Oracle:
 
     algorithm: str
     windows: dict[int, int]
+    bursts: dict[int, int]
     uses: list[Use] = field(default_factory=list)
     loans: list[Loan] = field(default_factory=list)
     foreign: dict[int, Foreign] = field(default_factory=dict)
@@ -115,10 +116,12 @@ class Oracle:
             self.used(period, now, surely=True) - limit for period, limit in ceilings.items()
         )
 
-    def edit(self, algorithm: str, windows: dict[int, int], now: int) -> None:
+    def edit(
+        self, algorithm: str, windows: dict[int, int], bursts: dict[int, int], now: int
+    ) -> None:
         """Set the limit anew: as much of what was before is sure as an algorithm can know."""
         was, longest = self.algorithm, max(self.windows)
-        self.algorithm = algorithm
+        self.algorithm, self.bursts = algorithm, bursts
         before = max(self.surely_since.values(), default=ALWAYS)
         for period in windows:
             if period not in self.windows:

@@ -7,7 +7,8 @@ from random import Random
 
 ALGORITHMS = ("exact", "compact", "gcra")
 BUCKETS = 100
-PERIODS = (5_000, 10_000, 17_000, 60_000, 61_001, 600_000, 3_600_000)
+PERIODS = (60_000, 61_001, 100_000, 170_000, 600_000, 3_600_000, 86_400_000)
+"""In ms; so long that nothing expires by the server's own clock while a schedule is played."""
 
 
 @dataclass

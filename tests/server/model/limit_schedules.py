@@ -36,8 +36,9 @@ class Schedule(Judge):
     def _met(self, place: int) -> Oracle:
         """The oracle of a key that is asked next: only so its server learns of an edit."""
         key = self.keys[place]
-        if (key.algorithm, key.windows) != (self.algorithm, self.windows):
-            key.edit(self.algorithm, dict(self.windows), self.true_ms)
+        set_now = (self.algorithm, self.windows, self.bursts)
+        if (key.algorithm, key.windows, key.bursts) != set_now:
+            key.edit(self.algorithm, dict(self.windows), dict(self.bursts), self.true_ms)
         return key
 
     def _setting(self) -> tuple[int, ...]:
