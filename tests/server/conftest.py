@@ -1,9 +1,11 @@
-"""Topics with short timings, on one server and on a cluster, and consumers that end with a test."""
+"""Topics with short timings, on one server and on a cluster; consumers and shells of a test."""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, ExitStack, closing
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,6 +19,8 @@ from penstock.testing.servers import ServerProcess
 from penstock.topics.consumer import Consumer
 from penstock.topics.subscription import Subscription
 from penstock.topics.topic import Topic
+
+from .shell import Shell
 
 
 @pytest.fixture(params=["one server", "cluster"])
@@ -92,6 +96,38 @@ async def workplace(valkey_server: ServerProcess, namespace: str) -> AsyncIterat
     """Where applications send jobs and run workers: see `tests/workplace.py`."""
     async with Workplace(valkey_server.url, namespace) as place:
         yield place
+
+
+@pytest.fixture
+def open_shell(namespace: str, tmp_path: Path) -> Iterator[Callable[..., Shell]]:
+    """`open_shell(PENSTOCK_URL=server.url)` runs commands in an empty folder: see `shell.py`."""
+    with ExitStack() as opened:
+
+        def open_one(namespace: str = namespace, **place: str) -> Shell:
+            return opened.enter_context(closing(Shell(tmp_path, namespace, **place)))
+
+        yield open_one
+
+
+@pytest.fixture
+def shell(valkey_server: ServerProcess, open_shell: Callable[..., Shell]) -> Shell:
+    return open_shell(PENSTOCK_URL=valkey_server.url)
+
+
+@pytest.fixture
+def in_code(namespace: str) -> Callable[..., Any]:
+    """`in_code(server, act)` runs `await act(app)` in a program of its own."""
+
+    def run(
+        server: ServerProcess | ClusterProcess, act: Callable[[Penstock], Awaitable[Any]]
+    ) -> Any:
+        async def opened() -> Any:
+            async with Penstock(settings=Settings(url=server.url, namespace=namespace)) as app:
+                return await act(app)
+
+        return asyncio.run(opened())
+
+    return run
 
 
 _COORDINATION = (

@@ -1,47 +1,11 @@
 """`penstock feed`, as a person or a script meets it."""
 
-import asyncio
 import json
 import signal
 
 import pytest
 
-from penstock import Penstock
-from penstock.settings import Settings
-
-from .shell import Shell, all_refused, refused
-
-
-@pytest.fixture
-def open_shell(namespace, tmp_path):
-    opened = []
-
-    def open_one(url):
-        opened.append(Shell(tmp_path, namespace, PENSTOCK_URL=url))
-        return opened[-1]
-
-    yield open_one
-    for shell in opened:
-        shell.close()
-
-
-@pytest.fixture
-def shell(valkey_server, open_shell):
-    return open_shell(valkey_server.url)
-
-
-@pytest.fixture
-def in_code(namespace):
-    """Run `act(app)` in a program of its own."""
-
-    def run(server, act):
-        async def opened():
-            async with Penstock(settings=Settings(url=server.url, namespace=namespace)) as app:
-                return await act(app)
-
-        return asyncio.run(opened())
-
-    return run
+from .shell import all_refused, refused
 
 
 async def publish(app, *numbers, final=False):
@@ -124,7 +88,7 @@ def test_the_events_of_a_run(shell, valkey_server, in_code):
 @pytest.mark.parametrize("where", ["valkey_server", "cluster"])
 def test_the_events_of_a_window(request, where, open_shell, in_code):
     server = request.getfixturevalue(where)
-    shell = open_shell(server.url)
+    shell = open_shell(PENSTOCK_URL=server.url)
 
     async def gather(app):
         batches = app.window("batch", to=app.queue("analysis_queue"))

@@ -4,43 +4,7 @@ import asyncio
 
 import pytest
 
-from penstock import Penstock
-from penstock.settings import Settings
-
-from .shell import Shell, all_refused, refused
-
-
-@pytest.fixture
-def open_shell(namespace, tmp_path):
-    opened = []
-
-    def open_one(url):
-        opened.append(Shell(tmp_path, namespace, PENSTOCK_URL=url))
-        return opened[-1]
-
-    yield open_one
-    for shell in opened:
-        shell.close()
-
-
-@pytest.fixture
-def shell(valkey_server, open_shell):
-    return open_shell(valkey_server.url)
-
-
-@pytest.fixture
-def in_code(valkey_server, namespace):
-    """Run `act(app)` in a program of its own."""
-
-    def run(act):
-        async def opened():
-            settings = Settings(url=valkey_server.url, namespace=namespace)
-            async with Penstock(settings=settings) as app:
-                return await act(app)
-
-        return asyncio.run(opened())
-
-    return run
+from .shell import all_refused, refused
 
 
 async def use(app, times=1, key="all"):
@@ -48,10 +12,10 @@ async def use(app, times=1, key="all"):
     return [(await limit.try_acquire(key=key)).allowed for _ in range(times)]
 
 
-def test_limits_are_listed_and_shown_with_what_is_left(shell, in_code):
+def test_limits_are_listed_and_shown_with_what_is_left(shell, valkey_server, in_code):
     assert shell.ok("limit", "show") == "no limits\n"
     assert shell.json("limit", "show") == []
-    in_code(lambda app: use(app, 2))
+    in_code(valkey_server, lambda app: use(app, 2))
     [line] = shell.json("limit", "show")
     assert line == {
         "name": "api",
@@ -78,12 +42,12 @@ def test_limits_are_listed_and_shown_with_what_is_left(shell, in_code):
     assert [window["remaining"] for window in other["windows"]] == [5, 50]
 
 
-def test_a_penalty_and_those_who_wait_are_shown(shell, in_code):
+def test_a_penalty_and_those_who_wait_are_shown(shell, valkey_server, in_code):
     async def stop(app):
         await use(app)
         await app.limit("api", ["5/min", "50/hour"]).penalise(300)
 
-    in_code(stop)
+    in_code(valkey_server, stop)
     assert 290 < shell.json("limit", "show", "api")["penalty_s"] <= 300
     assert "more" in shell.ok("limit", "show", "api")
 
@@ -98,15 +62,15 @@ def test_a_penalty_and_those_who_wait_are_shown(shell, in_code):
         finally:
             waiting.cancel()
 
-    assert in_code(look_while_waiting) == 1
+    assert in_code(valkey_server, look_while_waiting) == 1
 
 
-def test_an_edit_holds_for_everybody_until_it_is_released(shell, in_code):
-    in_code(use)
+def test_an_edit_holds_for_everybody_until_it_is_released(shell, valkey_server, in_code):
+    in_code(valkey_server, use)
     assert shell.ok("limit", "set", "api", "100/hour", "20/min", "--buffer", "2") == (
         "limit api is 20/min, 100/hour (exact, 2 never used) for everybody\n"
     )
-    assert in_code(lambda app: use(app, 18)) == [True] * 17 + [False]
+    assert in_code(valkey_server, lambda app: use(app, 18)) == [True] * 17 + [False]
     [line] = shell.json("limit", "show")
     assert (line["rates"], line["buffer"], line["edited"]) == (["20/min", "100/hour"], 2.0, True)
     assert "an edit" in shell.ok("limit", "show")
@@ -121,26 +85,26 @@ def test_an_edit_holds_for_everybody_until_it_is_released(shell, in_code):
     assert shell.ok("limit", "set", "api", "--release") == (
         "limit api is set by code again, with its next use\n"
     )
-    in_code(use)
+    in_code(valkey_server, use)
     assert shell.json("limit", "show")[0]["rates"] == ["5/min", "50/hour"]
     assert shell.ok("limit", "set", "api", "--release") == "limit api was set by code\n"
     assert shell.json("limit", "set", "api", "--release")["released"] is False
 
 
-def test_a_limit_can_be_set_before_anybody_uses_it(shell, in_code):
+def test_a_limit_can_be_set_before_anybody_uses_it(shell, valkey_server, in_code):
     assert shell.ok("limit", "set", "api", "1/hour") == (
         "limit api is 1/hour (exact) for everybody; nobody has used it yet\n"
     )
-    assert in_code(lambda app: use(app, 2)) == [True, False]
+    assert in_code(valkey_server, lambda app: use(app, 2)) == [True, False]
 
 
-def test_a_reset_forgets_what_was_counted(shell, in_code):
+def test_a_reset_forgets_what_was_counted(shell, valkey_server, in_code):
     async def spend(app):
         await use(app, 5)
         await use(app, 5, key="10.0.0.7")
         await app.limit("api", ["5/min", "50/hour"]).penalise(300)
 
-    in_code(spend)
+    in_code(valkey_server, spend)
     assert shell.ok("limit", "reset", "api") == "limit api begins anew\n"
     view = shell.json("limit", "show", "api")
     assert [window["remaining"] for window in view["windows"]] == [5, 50]
@@ -213,7 +177,7 @@ def test_what_cannot_be_is_one_line_and_an_exit_code(shell):
 
 
 def test_limits_of_a_cluster(cluster, open_shell):
-    shell = open_shell(cluster.url)
+    shell = open_shell(PENSTOCK_URL=cluster.url)
     shell.ok("limit", "set", "api", "4/hour")
     shell.ok("limit", "test", "api", "--use")
     assert shell.json("limit", "show", "api")["windows"][0]["remaining"] == 3

@@ -13,25 +13,7 @@ from penstock.redis.keys import Keys
 from penstock.testing.resp import RespClient
 from penstock.testing.servers import wait_until
 
-from .shell import MODULE, Shell, all_refused, refused
-
-
-@pytest.fixture
-def open_shell(tmp_path):
-    opened = []
-
-    def open_one(namespace, **place):
-        opened.append(Shell(tmp_path, namespace, **place))
-        return opened[-1]
-
-    yield open_one
-    for shell in opened:
-        shell.close()
-
-
-@pytest.fixture
-def shell(valkey_server, namespace, open_shell):
-    return open_shell(namespace, PENSTOCK_URL=valkey_server.url)
+from .shell import MODULE, all_refused, refused
 
 
 @pytest.fixture

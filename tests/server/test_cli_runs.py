@@ -9,16 +9,14 @@ from penstock.redis.client import Client
 from penstock.redis.codec import Codec
 from penstock.settings import Settings
 
-from .shell import Shell, refused
+from .shell import refused
 
 RUN = "manual_2024-09-17T14:30:00+00:00"
 
 
 @pytest.fixture
-def shell(place, namespace, tmp_path):
-    shell = Shell(tmp_path, namespace, PENSTOCK_URL=place.url)
-    yield shell
-    shell.close()
+def shell(place, open_shell):
+    return open_shell(PENSTOCK_URL=place.url)
 
 
 @pytest.fixture

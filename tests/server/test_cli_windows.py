@@ -1,45 +1,10 @@
 """`penstock window`, as a person or a script meets it."""
 
-import asyncio
-
 import pytest
 
-from penstock import JavaHash, Penstock
-from penstock.settings import Settings
+from penstock import JavaHash
 
-from .shell import Shell, all_refused, refused
-
-
-@pytest.fixture
-def open_shell(namespace, tmp_path):
-    opened = []
-
-    def open_one(url):
-        opened.append(Shell(tmp_path, namespace, PENSTOCK_URL=url))
-        return opened[-1]
-
-    yield open_one
-    for shell in opened:
-        shell.close()
-
-
-@pytest.fixture
-def shell(valkey_server, open_shell):
-    return open_shell(valkey_server.url)
-
-
-@pytest.fixture
-def in_code(namespace):
-    """Run `act(app)` in a program of its own."""
-
-    def run(server, act):
-        async def opened():
-            async with Penstock(settings=Settings(url=server.url, namespace=namespace)) as app:
-                return await act(app)
-
-        return asyncio.run(opened())
-
-    return run
+from .shell import all_refused, refused
 
 
 async def gather(app, *keys, max_size=None, idle=60):
@@ -126,7 +91,7 @@ async def gather_for_topic(app):
 @pytest.mark.parametrize("where", ["valkey_server", "cluster"])
 def test_windows_that_close_into_topics(request, where, open_shell, in_code):
     server = request.getfixturevalue(where)
-    shell = open_shell(server.url)
+    shell = open_shell(PENSTOCK_URL=server.url)
     ids = in_code(server, gather_for_topic)
     [view] = shell.json("window", "list")
     assert (view["kind"], view["target"], view["open"]) == ("topic", "batches", 3)
