@@ -142,5 +142,4 @@ async def test_a_script_that_breaks_a_promise_is_found(client, monkeypatch, name
         virtual_time, "load_script", lambda one: broken if one == name else load_script(one)
     )
     with pytest.raises(Broken):
-        for seeds in (range(500), range(2_500, 3_000), range(6_500, 7_000), range(10_000, 90_000)):
-            await play_all(client, seeds)
+        await play_all(client, [*range(2_500, 3_000), *range(6_500, 7_000), *range(60_000)])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from penstock.redis.client import Client
@@ -15,7 +16,7 @@ SCRIPTS = ("acquire_limit", "settle_limit", "penalise_limit", "reconcile_limit")
 
 
 async def play_all(
-    client: Client, seeds: range, *, steps: int = 14, side_by_side: int = 500
+    client: Client, seeds: Sequence[int], *, steps: int = 14, side_by_side: int = 500
 ) -> int:
     """Play a schedule for each seed, many in step with each other; how many permits there were."""
     clock, admitted = VirtualTime(client), 0
@@ -24,7 +25,7 @@ async def play_all(
     return admitted
 
 
-async def _play(client: Client, clock: VirtualTime, seeds: range, steps: int) -> int:
+async def _play(client: Client, clock: VirtualTime, seeds: Sequence[int], steps: int) -> int:
     schedules = [Schedule(seed, steps) for seed in seeds]
     homes = [
         [client.keys.limit("oracle", f"{schedule.seed}-{place}") for place in range(2)]
