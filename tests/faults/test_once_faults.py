@@ -11,10 +11,9 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 
 import pytest
+from tests.once_program import once_of
 from tests.workplace import stored
 
-from penstock import Penstock
-from penstock.coordination.leases import Leases
 from penstock.coordination.once import Once
 from penstock.errors import OutcomeUnknown, ReservationLost
 from penstock.settings import OnceSettings, Settings, TimeoutSettings
@@ -44,12 +43,7 @@ async def open_once(namespace):
                 once=OnceSettings(**once),
                 timeouts=TimeoutSettings(connect_s=0.5, command_s=0.5),
             )
-            app = await opened.enter_async_context(Penstock(settings=settings))
-            leases = Leases(app.redis)
-            opened.push_async_callback(leases.close)
-            made = Once(app.redis, app.codec, leases)
-            made.app = app
-            return made
+            return await opened.enter_async_context(once_of(settings))
 
         yield open_one
 

@@ -7,10 +7,9 @@ from contextlib import AsyncExitStack
 from datetime import timedelta
 
 import pytest
+from tests.once_program import once_of
 from tests.workplace import stored
 
-from penstock import Penstock
-from penstock.coordination.leases import Leases
 from penstock.coordination.once import Once
 from penstock.errors import (
     InvalidItem,
@@ -37,12 +36,7 @@ async def open_once(place, namespace):
 
         async def open_one(**once) -> Once:
             settings = Settings(url=place.url, namespace=namespace, once=OnceSettings(**once))
-            app = await opened.enter_async_context(Penstock(settings=settings))
-            leases = Leases(app.redis)
-            opened.push_async_callback(leases.close)
-            made = Once(app.redis, app.codec, leases)
-            made.app = app
-            return made
+            return await opened.enter_async_context(once_of(settings))
 
         yield open_one
 
