@@ -309,54 +309,49 @@ async def test_answers_that_get_lost_twice_are_asked_for_again(any_server, fault
     await lose_answers(any_server, fault_proxy, namespace, 2)
 
 
-async def test_one_who_repeats_itself_still_wins_and_keeps_others_out(
-    valkey_server, fault_proxy, namespace
-):
+@pytest.fixture
+async def two_ways(valkey_server, fault_proxy, namespace):
+    """A proxy, a run as one knows it who goes through it, and as another does who need not."""
     proxy = fault_proxy(valkey_server)
     async with (
         runs_on(proxy.url, namespace) as shaky,
         runs_on(valkey_server.url, namespace) as steady,
     ):
-        run = await shaky.start("r")
-        await run.move("running")
-        proxy.swallow("EVALSHA")
-        finishing = asyncio.create_task(run.finish("failed"))
-        other = steady.open("r")
-
-        async def is_over():
-            return (await other.record()).is_final
-
-        await eventually(is_over)
-        with pytest.raises(RunConflict):
-            await other.finish()
-        assert await finishing == 3
-        record = await other.record()
-        assert (record.status, record.version) == ("failed", 3)
+        yield proxy, await shaky.start("r"), steady.open("r")
 
 
-async def test_a_late_repeat_does_not_overwrite_what_came_meanwhile(
-    valkey_server, fault_proxy, namespace
-):
-    proxy = fault_proxy(valkey_server)
-    async with (
-        runs_on(proxy.url, namespace) as shaky,
-        runs_on(valkey_server.url, namespace) as steady,
-    ):
-        run = await shaky.start("r")
-        await run.checkpoint(0)
-        proxy.swallow("EVALSHA")
-        proxy.refuse()
-        saving = asyncio.create_task(run.checkpoint("early"))
-        other = steady.open("r")
+async def test_one_who_repeats_itself_still_wins_and_keeps_others_out(two_ways):
+    proxy, run, other = two_ways
+    await run.move("running")
+    proxy.swallow("EVALSHA")
+    finishing = asyncio.create_task(run.finish("failed"))
 
-        async def is_saved():
-            return (await other.record()).checkpoint == "early"
+    async def is_over():
+        return (await other.record()).is_final
 
-        await eventually(is_saved)
-        await other.checkpoint("later")
-        proxy.heal()
-        assert await saving == 3
-        assert (await other.record()).checkpoint == "later"
+    await eventually(is_over)
+    with pytest.raises(RunConflict):
+        await other.finish()
+    assert await finishing == 3
+    record = await other.record()
+    assert (record.status, record.version) == ("failed", 3)
+
+
+async def test_a_late_repeat_does_not_overwrite_what_came_meanwhile(two_ways):
+    proxy, run, other = two_ways
+    await run.checkpoint(0)
+    proxy.swallow("EVALSHA")
+    proxy.refuse()
+    saving = asyncio.create_task(run.checkpoint("early"))
+
+    async def is_saved():
+        return (await other.record()).checkpoint == "early"
+
+    await eventually(is_saved)
+    await other.checkpoint("later")
+    proxy.heal()
+    assert await saving == 3
+    assert (await other.record()).checkpoint == "later"
 
 
 async def test_a_refusal_after_a_lost_answer_does_not_claim_that_nothing_was_done(

@@ -33,6 +33,27 @@ def limit_of(client: Client, rates, *, name="limit", lease=0, **options) -> Limi
     return Limit(client, name, setting_of(rates, **options), lease=lease)
 
 
+def waiters_of(client: Client, limit: Limit, permits: int):
+    """`await ask(ticket)` asks for the permits as the waiter with this ticket does."""
+
+    async def ask(ticket: str) -> list[int | bytes]:
+        return await client.scripts.acquire_limit(
+            keys=limit.keys("all"),
+            algorithm="exact",
+            wanted=permits,
+            fewest=permits,
+            share=1,
+            hold_ms=0,
+            ticket=ticket,
+            priority=0,
+            ticket_ms=3_000,
+            given_back=("", 0, 0, 0),
+            setting=limit.setting.arguments(100),
+        )
+
+    return ask
+
+
 async def test_calls_are_forgotten_when_their_log_has_expired_before(client, clock):
     limit = limit_of(client, "3/min")
     for _ in range(3):
@@ -109,23 +130,7 @@ async def test_those_who_wait_are_not_overtaken_after_a_reset(client, clock):
     for _ in range(3):
         await limit.try_acquire(key="other")  # so that numbers differ
     assert await limit.try_acquire()
-    scripts, keys = client.scripts, limit.keys("all")
-
-    async def ask(ticket: str) -> list[int | bytes]:
-        return await scripts.acquire_limit(
-            keys=keys,
-            algorithm="exact",
-            wanted=1,
-            fewest=1,
-            share=1,
-            hold_ms=0,
-            ticket=ticket,
-            priority=0,
-            ticket_ms=3_000,
-            given_back=("", 0, 0, 0),
-            setting=limit.setting.arguments(100),
-        )
-
+    ask = waiters_of(client, limit, permits=1)
     assert (await ask("first"))[0] == (await ask("second"))[0] == 0
     await limit.reset()
     await clock.advance(0.002)
@@ -144,23 +149,7 @@ async def test_those_who_wait_are_not_overtaken_after_a_reset(client, clock):
 async def test_a_dead_waiter_gives_up_its_place_after_the_clock_was_set_back(client, clock):
     limit = limit_of(client, "2/min")
     assert await limit.try_acquire(2)
-    keys = limit.keys("all")
-
-    async def ask(ticket: str) -> list[int | bytes]:
-        return await client.scripts.acquire_limit(
-            keys=keys,
-            algorithm="exact",
-            wanted=2,
-            fewest=2,
-            share=1,
-            hold_ms=0,
-            ticket=ticket,
-            priority=0,
-            ticket_ms=3_000,
-            given_back=("", 0, 0, 0),
-            setting=limit.setting.arguments(100),
-        )
-
+    ask = waiters_of(client, limit, permits=2)
     await ask("dead"), await ask("alive")
     await clock.advance(-3600)
     granted = 0

@@ -48,6 +48,16 @@ async def gpu(process):
     return await process()
 
 
+@pytest.fixture
+async def clocked(open_client, valkey_server, namespace):
+    """A clock that is set by hand, and one slot that goes by it."""
+    client = await open_client(valkey_server.url, namespace=namespace)
+    clock, leases = VirtualTime(client), Leases(client)
+    await clock.set_ms(1_700_000_000_000)
+    yield clock, Slots(client, "gpu", 1, leases=leases)
+    await leases.close()
+
+
 def client_of(slots):
     return slots._client
 
@@ -240,26 +250,17 @@ async def test_fences_rise_even_if_the_server_forgets_the_latest(gpu):
     assert (await gpu.take()).fence > slot.fence
 
 
-async def test_fences_rise_even_if_the_clock_is_set_back(open_client, valkey_server, namespace):
-    client = await open_client(valkey_server.url, namespace=namespace)
-    clock = VirtualTime(client)
-    await clock.set_ms(1_700_000_000_000)
-    leases = Leases(client)
-    slots = Slots(client, "gpu", 1, leases=leases)
+async def test_fences_rise_even_if_the_clock_is_set_back(clocked):
+    clock, slots = clocked
     first = await slots.take()
     await first.release()
     await clock.advance(-3_600)
     second = await slots.take()
     assert second.fence == first.fence + 1
-    await leases.close()
 
 
-async def test_a_lease_ends_at_its_very_millisecond(open_client, valkey_server, namespace):
-    client = await open_client(valkey_server.url, namespace=namespace)
-    clock = VirtualTime(client)
-    await clock.set_ms(1_700_000_000_000)
-    leases = Leases(client)
-    slots = Slots(client, "gpu", 1, leases=leases)
+async def test_a_lease_ends_at_its_very_millisecond(clocked):
+    clock, slots = clocked
     held = await slots.take(lease=10)
     await clock.advance(9.999)
     with pytest.raises(SlotsTaken):
@@ -267,7 +268,6 @@ async def test_a_lease_ends_at_its_very_millisecond(open_client, valkey_server, 
     await clock.advance(0.001)
     assert not await held.renew()
     assert (await slots.take()).fence > held.fence
-    await leases.close()
 
 
 # ---- waiting
