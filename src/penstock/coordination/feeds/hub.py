@@ -165,7 +165,9 @@ class FeedHub:
                 return
         events = self._events(entries)
         upcoming = events[0].number if events else None
-        went_back = not events and tail.position > int(latest or 0)
+        # What is no number tells nothing: the feed's next event puts it right.
+        went_back = not events and (latest is None or latest.isdigit())
+        went_back = went_back and tail.position > int(latest or 0)
         if went_back or (upcoming is not None and upcoming > tail.position + 1):
             try:
                 look = await self.look(tail.place)

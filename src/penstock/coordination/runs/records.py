@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from typing import Any, Final, Literal
 
@@ -40,8 +41,6 @@ OWN_FIELDS: Final = frozenset(
     }
 )
 """Fields of a run's hash that have a meaning; everything else in it is a fact of the caller's."""
-
-_NEVER: Final = "inf"
 
 
 class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
@@ -167,9 +166,9 @@ def read_failures(rows: Sequence[bytes]) -> list[Failure]:
 def _failure(item: bytes, score: bytes, stored: bytes) -> Failure:
     try:
         info = msgspec.json.decode(stored, type=_FailureInfo)
-    except msgspec.MsgspecError:
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         info = _FailureInfo()
-    due = score.decode()
+    due = float(score)
     return Failure(
         item=item.decode(errors="replace"),
         attempts=int(info.attempts),
@@ -177,7 +176,7 @@ def _failure(item: bytes, score: bytes, stored: bytes) -> Failure:
         error=info.error,
         first_ms=None if info.first_ms is None else int(info.first_ms),
         last_ms=None if info.last_ms is None else int(info.last_ms),
-        due_ms=None if due == _NEVER else int(float(due)),
+        due_ms=None if due == math.inf else int(due) if due > -math.inf else 0,
         api_calls=int(info.api_calls),
     )
 
@@ -190,7 +189,8 @@ def read_starts(stored: Sequence[bytes]) -> list[TaskStart]:
             task, map_index, attempt = msgspec.json.decode(name, type=tuple[str, int | None, int])
         except msgspec.MsgspecError:
             continue  # that of a task's first start, which has no attempt
-        started = TaskStart(task=task, map_index=map_index, attempt=attempt, started_ms=int(ms))
+        started_ms = _int(ms.decode(errors="replace")) or 0
+        started = TaskStart(task=task, map_index=map_index, attempt=attempt, started_ms=started_ms)
         starts.append(started)
     return sorted(starts, key=_order)
 

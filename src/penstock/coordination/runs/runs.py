@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 import uuid
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from typing import Final
 
 from penstock.coordination.feeds.hub import FeedHub
 from penstock.coordination.repeating import until_known
-from penstock.coordination.runs.acting import ask
 from penstock.coordination.runs.records import RunRecord
 from penstock.coordination.runs.run import Run, read_run, run_reads
 from penstock.coordination.runs.values import (
@@ -18,11 +19,15 @@ from penstock.coordination.runs.values import (
     check_status,
     check_whole,
 )
-from penstock.errors import RunMissing, ServerError
+from penstock.errors import CommandRefused, RunMissing, ServerError
+from penstock.quiet import RateLimitedLog
 from penstock.redis.client import Client
 from penstock.redis.codec import Codec
+from penstock.redis.keys.names import MAX_ID
 
 __all__ = ["Runs"]
+
+quiet = RateLimitedLog(logging.getLogger(__name__))
 
 _PAGE: Final = 100
 _SWEPT_PER_START: Final = 20
@@ -104,11 +109,13 @@ class Runs:
             ids: list[bytes] = await self._client.call(
                 "ZRANGE", self._registry, place, place + _PAGE - 1, "REV"
             )
-            for id_, record in zip(ids, await self._records(ids), strict=True):
-                if record is None:
-                    gone.append(id_)
-                elif status is None or record.status == status:
-                    found.append(record)
+            records = await self._records(ids)
+            gone += [id_ for id_, record in records.items() if record is None]
+            found += [
+                record
+                for record in records.values()
+                if record is not None and (status is None or record.status == status)
+            ]
             place += _PAGE
             if len(ids) < _PAGE:
                 break
@@ -124,25 +131,37 @@ class Runs:
             raise RunMissing(run_id)
         return rank + 1
 
-    async def _records(self, ids: list[bytes]) -> list[RunRecord | None]:
-        names = [id_.decode() for id_ in ids]
-        reads = [run_reads(self._client, name) for name in names]
-        replies = await ask(self._client, [command for one in reads for command in one])
+    async def _records(self, ids: list[bytes]) -> dict[bytes, RunRecord | None]:
+        """What is known of runs, by their ids; None for those that are gone.
+
+        What somebody else has stored there is left out: one such run hides no other.
+        """
+        names = _names(ids)
+        reads = [run_reads(self._client, name) for name in names.values()]
+        replies = await self._client.pipeline([command for one in reads for command in one])
         size = len(reads[0]) if reads else 1
-        return [
-            read_run(name, replies[number * size : (number + 1) * size])
-            for number, name in enumerate(names)
-        ]
+        records: dict[bytes, RunRecord | None] = {}
+        for number, (id_, name) in enumerate(names.items()):
+            own = replies[number * size : (number + 1) * size]
+            fault = next((reply for reply in own if isinstance(reply, ServerError)), None)
+            if fault is None:
+                records[id_] = read_run(name, own)
+            elif isinstance(fault, CommandRefused):
+                quiet.warning(name, "run %.100s cannot be read: %s", name, fault)
+            else:
+                raise fault
+        return records
 
     # ---- the registry
 
     async def _sweep_some(self) -> None:
         """Look at a few runs by chance, so that those that are gone do not become ever more."""
         ids: list[bytes] = await self._client.call("ZRANDMEMBER", self._registry, _SWEPT_PER_START)
+        names = _names(ids)
         there = await self._client.pipeline(
-            [("EXISTS", self._client.keys.run(id_.decode()).pipeline) for id_ in ids]
+            [("EXISTS", self._client.keys.run(name).pipeline) for name in names.values()]
         )
-        await self._forget([id_ for id_, one in zip(ids, there, strict=True) if one == 0])
+        await self._forget([id_ for id_, one in zip(names, there, strict=True) if one == 0])
 
     async def _forget(self, ids: list[bytes]) -> None:
         for start in range(0, len(ids), _PAGE):
@@ -153,3 +172,13 @@ class Runs:
                 )
             except ServerError:
                 return  # whoever looks next does it
+
+
+def _names(ids: Iterable[bytes]) -> dict[bytes, str]:
+    """Ids that can be those of runs, and the runs' names; what else is in the registry stays."""
+    names: dict[bytes, str] = {}
+    for id_ in ids:
+        with suppress(UnicodeDecodeError):
+            if 1 <= len(name := id_.decode()) <= MAX_ID:
+                names[id_] = name
+    return names

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
-from typing import Final
+from typing import Final, TypeGuard
 
 from penstock.coordination.windows.batches import OpenBatch
 from penstock.coordination.windows.targets import Place
-from penstock.errors import ServerError, SettingError
+from penstock.errors import CommandRefused, ServerError, SettingError
 from penstock.redis.client import Client
 from penstock.redis.wire import Reply
 
@@ -15,6 +16,7 @@ __all__ = ["batch_of", "open_batches"]
 
 _FACTS: Final = ("started_at", "last_activity", "bytes")
 _MOST_SHOWN: Final = 1_000_000
+_MOST_DIGITS: Final = 20
 
 
 async def batch_of(client: Client, place: Place, window: str, key: str) -> OpenBatch | None:
@@ -24,7 +26,7 @@ async def batch_of(client: Client, place: Place, window: str, key: str) -> OpenB
     )
     if batch is None:
         return None
-    found = await _read(client, [(place, batch.decode(), key, due)])
+    found = await _read(client, [(place, batch.decode(errors="replace"), key, due)])
     return found[0] if found else None
 
 
@@ -40,16 +42,16 @@ async def open_batches(
         )
     )
     waiting = [
-        (float(page[at + 1]), place, page[at].decode())
+        (float(page[at + 1]), place, page[at].decode(errors="replace"))
         for place, page in zip(places, pages, strict=True)
         for at in range(0, len(page), 2)
     ]
     first = sorted(waiting, key=lambda one: (one[0], one[2]))[:limit]
-    ids = _checked(
+    ids = _readable(
         await client.pipeline([("GET", place.current(window)) for _, place, window in first])
     )
     wanted = [
-        (place, batch.decode(), key_of(window), due)
+        (place, batch.decode(errors="replace"), key_of(window), due)
         for (due, place, window), batch in zip(first, ids, strict=True)
         if batch is not None
     ]
@@ -59,10 +61,13 @@ async def open_batches(
 async def _read(
     client: Client, wanted: Sequence[tuple[Place, str, str, float | bytes | None]]
 ) -> list[OpenBatch]:
-    """What is stored of batches; those that were closed meanwhile are left out."""
+    """What is stored of batches; those that were closed meanwhile are left out.
+
+    So are those of which others have made something else: one of them hides no other.
+    """
     if not wanted:
         return []
-    replies = _checked(
+    replies = _readable(
         await client.pipeline(
             [
                 command
@@ -76,28 +81,44 @@ async def _read(
     )
     found: list[OpenBatch] = []
     for at, (_, batch, key, due) in enumerate(wanted):
-        (started, last, size), count = replies[2 * at], replies[2 * at + 1]
-        if not count or started is None:
+        facts, count = replies[2 * at], replies[2 * at + 1]
+        if not count or facts is None or facts[0] is None:
             continue
+        started, last, size = facts
         started_ms = _ms(started)
         found.append(
             OpenBatch(
                 batch_id=batch,
                 key=key,
                 count=count,
-                bytes=int(size or 0),
+                bytes=int(size) if _is_digits(size or b"") else 0,
                 started_ms=started_ms,
                 last_ms=_ms(last) if last else started_ms,
-                due_ms=int(float(due)) if due is not None else started_ms,
+                due_ms=int(float(due)) if _is_time(due) else started_ms,
             )
         )
     return found
 
 
 def _ms(text: bytes) -> int:
-    """By its digits, as scripts read it: as a number it is not exact."""
-    seconds, _, parts = text.decode().partition(".")
-    return int(f"{seconds}{parts[:3]:0<3}")
+    """By its digits, as scripts read it: as a number it is not exact. 0 for what is no time."""
+    seconds, _, parts = text.partition(b".")
+    if not _is_digits(seconds) or (parts and not _is_digits(parts)):
+        return 0
+    return int(seconds + parts[:3].ljust(3, b"0"))
+
+
+def _is_digits(text: bytes) -> bool:
+    return text.isdigit() and len(text) <= _MOST_DIGITS
+
+
+def _is_time(due: float | bytes | None) -> TypeGuard[float | bytes]:
+    return due is not None and math.isfinite(float(due))
+
+
+def _readable(replies: list[Reply]) -> list[Reply]:
+    """As `_checked`, with None where a key is not what it should be."""
+    return _checked([None if isinstance(one, CommandRefused) else one for one in replies])
 
 
 def _checked(replies: list[Reply]) -> list[Reply]:

@@ -126,7 +126,10 @@ def encode_id(kind: str, value: str, taken: AbstractSet[str] = _NOTHING) -> str:
 
 def decode_id(encoded: str) -> str:
     """Give back what `encode_id` was given."""
-    return unquote(encoded, errors="surrogatepass")
+    try:
+        return unquote(encoded, errors="surrogatepass")
+    except UnicodeDecodeError:
+        return unquote(encoded)  # nothing that `encode_id` has written
 
 
 def _percent(found: re.Match[str]) -> str:

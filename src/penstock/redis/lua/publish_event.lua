@@ -21,7 +21,7 @@
 local REMEMBERED = 500
 local known = redis.call('HMGET', KEYS[2], 'id:' .. ARGV[7], 'final', 'seq')
 if known[1] then return tonumber(known[1]) end
-if known[2] then return -1 end
+if tonumber(known[2] or nil) then return -1 end
 local latest = tonumber(known[3])
 if not latest then
   local last = redis.call('XREVRANGE', KEYS[1], '+', '-', 'COUNT', 1)[1]
