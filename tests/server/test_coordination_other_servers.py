@@ -282,6 +282,15 @@ async def test_who_may_use_no_channel_is_not_woken_and_looks_by_itself(any_serve
         await path(app, nothing)
 
 
+async def test_nobody_waits_for_hints_that_are_not_allowed(any_server, namespace):
+    url = user_of(any_server, namespace, *RIGHTS, f"~{namespace}:*")
+    async with Penstock(settings=settings_for(url, namespace)) as app:
+        async with asyncio.timeout(0.7):
+            for number in range(3):
+                await app.hints.watch(f"{namespace}:{number}", lambda: None)
+        assert not app.hints.is_connected
+
+
 # ---- disturbed
 
 

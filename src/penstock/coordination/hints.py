@@ -139,6 +139,7 @@ class Hints:
         self._asked.clear()
         self._confirmed.clear()
         for place in self._channels.values():
+            place.subscribed.set()  # whoever waits for it has nothing to wait for
             place.subscribed.clear()
 
     async def _connect_and_serve(self) -> None:
