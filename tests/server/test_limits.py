@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 import time
+from datetime import timedelta
 
 import pytest
 
@@ -376,6 +377,40 @@ async def test_a_provider_that_has_counted_less_is_not_believed(limit_of):
     assert await limit.try_acquire(6)
     await limit.reconcile([Usage(10, 60, used=2), Usage(99, 7, used=99), Usage(None, None)])
     assert (await limit.peek()).remaining == 4
+
+
+NOT_A_NUMBER = float("nan")
+
+
+async def test_what_makes_no_sense_is_not_believed(limit_of):
+    limit = limit_of(["10/min", "100/hour"])
+    for nonsense in (NOT_A_NUMBER, math.inf, -1, "7", True, 1e300):
+        usages = [Usage(10, 60, used=nonsense), Usage(nonsense, nonsense, used=5)]
+        await limit.reconcile([*usages, Usage(100, 3600, limit, reset_s=nonsense)])
+        await limit.reconcile([Usage(10, 60, used=0, reset_s=nonsense)])
+    assert [window.remaining for window in (await limit.peek()).windows] == [10, 100]
+
+
+@pytest.mark.parametrize("wait", [NOT_A_NUMBER, math.inf, -math.inf, True, "1", b"1", 1e300])
+async def test_a_time_that_is_none_is_refused(limit_of, wait):
+    limit = limit_of("1/hour")
+    await limit.acquire()
+    for call in (limit.acquire(timeout=wait), limit.penalise(wait), limit.reserve(1, timeout=wait)):
+        with pytest.raises(SettingError, match=r"timeout|retry_after"):
+            await call
+    with pytest.raises(SettingError):
+        await limit.penalise(-1)
+    assert await limit.penalise(timedelta(seconds=5)) == 5
+
+
+@pytest.mark.parametrize("cost", [NOT_A_NUMBER, 1.0, True, 0])
+async def test_a_cost_that_is_none_takes_no_permits_in_hand(limit_of, cost):
+    limit = limit_of("1000/hour", lease=100)
+    assert await limit.try_acquire()
+    with pytest.raises(SettingError):
+        await limit.try_acquire(cost)
+    assert await limit.try_acquire()
+    await limit.close()
 
 
 # ---- edits

@@ -8,18 +8,23 @@ from penstock.delivery.times import wait_s
 from penstock.errors import InvalidItem, SettingError
 from penstock.errors.base import shown
 
-__all__ = ["lasting_ms", "to_bytes", "to_text"]
+__all__ = ["lasting_ms", "seconds_of", "to_bytes", "to_text"]
 
 
 def lasting_ms(ttl: float | timedelta | None, default_s: float) -> int:
     """How long a key lasts; SettingError for less than a millisecond, or more than ten years."""
-    try:
-        ttl_ms = round((default_s if ttl is None else wait_s(ttl, "ttl")) * 1000)
-    except (TypeError, ValueError) as error:
-        raise SettingError("ttl", ttl, f"seconds or a timedelta ({error})") from None
+    ttl_ms = round((default_s if ttl is None else seconds_of(ttl, "ttl")) * 1000)
     if ttl_ms < 1:
         raise SettingError("ttl", ttl, "at least a millisecond")
     return ttl_ms
+
+
+def seconds_of(wait: float | timedelta, what: str) -> float:
+    """Return how long to wait, at least 0; SettingError for what has no end or is no time."""
+    try:
+        return wait_s(wait, what)
+    except (TypeError, ValueError):
+        raise SettingError(what, wait, "seconds or a timedelta, ten years at most") from None
 
 
 def to_bytes(text: str, what: str) -> bytes:

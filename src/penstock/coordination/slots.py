@@ -19,6 +19,7 @@ import msgspec
 from penstock.coordination.hints import Hints
 from penstock.coordination.leases import Leases
 from penstock.coordination.repeating import until_known
+from penstock.coordination.saying import seconds_of
 from penstock.coordination.slot import REPEAT_WITHIN_S, Holder, Slot, SlotState
 from penstock.delivery.times import wait_s
 from penstock.errors import InvalidName, NotOpen, ServerError, SettingError, SlotsTaken
@@ -116,7 +117,7 @@ class Slots:
         server says, if it could not be asked. Who waits already goes on waiting while the server
         is away, for as long as `timeout` says.
         """
-        patience_s = math.inf if timeout is None else wait_s(timeout, "timeout")
+        patience_s = math.inf if timeout is None else seconds_of(timeout, "timeout")
         lease_s = self._lease_s if lease is None else checked_lease(lease)
         about = _who_we_are() if self._about is None else self._about
         attempt = _Attempt(f"{uuid.uuid4().hex}:{about[:MAX_ABOUT]}", lease_s, patience_s)

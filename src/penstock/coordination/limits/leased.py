@@ -56,7 +56,9 @@ class LeasedPermits:
     def take(self, key: str, cost: int) -> Answer | None:
         """Use permits in hand; None if there are not enough."""
         held = self._held.get(key)
-        if held is None or held.left < cost or cost < 1 or time.monotonic() >= held.until:
+        if held is None or type(cost) is not int or not 1 <= cost <= held.left:
+            return None
+        if time.monotonic() >= held.until:
             return None
         held.left -= cost
         answer = held.answer

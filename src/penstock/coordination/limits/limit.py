@@ -8,6 +8,7 @@ import time
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
+from datetime import timedelta
 from typing import Any, Final, Literal, Self, Unpack
 from uuid import uuid4
 
@@ -18,10 +19,12 @@ from penstock.coordination.limits.answer import Answer, Usage
 from penstock.coordination.limits.asking import Asker, Question
 from penstock.coordination.limits.gate import LimitGate
 from penstock.coordination.limits.leased import LeasedPermits
+from penstock.coordination.limits.provider import counted_by_provider
 from penstock.coordination.limits.rates import MOST, Windows, parse_rates
 from penstock.coordination.limits.reservation import Reservation
 from penstock.coordination.limits.setting import LimitSetting, SettingWords, setting_of
 from penstock.coordination.limits.share import LocalShare
+from penstock.coordination.saying import seconds_of
 from penstock.errors import LimitReached, NotOpen, ServerError, SettingError
 from penstock.redis.client import Client
 from penstock.redis.keys.coordination import LimitKeys
@@ -124,7 +127,7 @@ class Limit:
         self,
         cost: int = 1,
         *,
-        timeout: float | None = None,  # noqa: ASYNC109  part of the answer, not of the waiting
+        timeout: float | timedelta | None = None,  # noqa: ASYNC109  part of the answer, not of the waiting
         key: str = EVERYONE,
         priority: int = 0,
     ) -> Answer:
@@ -142,7 +145,7 @@ class Limit:
         self,
         cost: int,
         *,
-        timeout: float | None = 0,  # noqa: ASYNC109
+        timeout: float | timedelta | None = 0,  # noqa: ASYNC109
         key: str = EVERYONE,
         priority: int = 0,
     ) -> Reservation:
@@ -170,17 +173,16 @@ class Limit:
 
     # ---- what the other side says
 
-    async def penalise(self, retry_after: float, *, key: str = EVERYONE) -> float:
+    async def penalise(self, retry_after: float | timedelta, *, key: str = EVERYONE) -> float:
         """Stop everybody for so many seconds; how long it lasts now. 0 lifts a penalty."""
-        if not (isinstance(retry_after, int | float) and 0 <= retry_after < MOST):  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise SettingError("retry_after", retry_after, "a number of seconds from 0 on")
+        penalty_ms = _whole_ms(retry_after)
         if self._leased is not None:
             self._leased.drop(key)
         setting = await self._asker.refresh()
         lasts_ms = await self.client.scripts.penalise_limit(
             keys=self.keys(key),
             algorithm=self.setting.algorithm,
-            penalty_ms=math.ceil(retry_after * 1000),
+            penalty_ms=penalty_ms,
             setting=setting,
         )
         return lasts_ms / 1000
@@ -189,20 +191,10 @@ class Limit:
         """Count what the provider has counted besides our calls.
 
         Its windows are told apart by their length; those that this limit has not are passed over.
-        Where it has counted less than we have, ours holds.
+        Where it has counted less than we have, ours holds. What makes no sense is passed over.
         """
         setting = await self._asker.refresh()
-        told: list[tuple[int, int]] = []
-        for rate, given in zip(self.setting.rates, self.setting.used_rates, strict=True):
-            found = [
-                usage
-                for usage in usages
-                if usage.period_s is not None and round(usage.period_s * 1000) == rate.period_ms
-            ]
-            used = _used(found[0]) if found else -1
-            reset = found[0].reset_s if found else None
-            # The buffer is not theirs: what they have counted is compared with what we give out.
-            told.append((min(used, given.limit), -1 if reset is None else math.ceil(reset * 1000)))
+        told = counted_by_provider(usages, self.setting)
         if all(used < 0 for used, _ in told):
             return
         await self.client.scripts.reconcile_limit(
@@ -276,13 +268,13 @@ class Limit:
     async def _wait(
         self,
         cost: int,
-        timeout: float | None,  # noqa: ASYNC109
+        timeout: float | timedelta | None,  # noqa: ASYNC109
         key: str,
         priority: int,
     ) -> Answer:
-        began = time.monotonic()
-        deadline = math.inf if timeout is None else began + timeout
-        ticket = uuid4().hex if timeout != 0 else ""
+        patience_s = math.inf if timeout is None else seconds_of(timeout, "timeout")
+        deadline = time.monotonic() + patience_s
+        ticket = uuid4().hex if patience_s > 0 else ""
         failures, stands = 0, False
         try:
             while True:
@@ -336,9 +328,8 @@ def _checked_cost(cost: int) -> int:
     raise SettingError("cost", cost, f"a whole number from 1 to {MOST}")
 
 
-def _used(usage: Usage) -> int:
-    if usage.used is not None:
-        return max(0, usage.used)
-    if usage.limit is not None and usage.remaining is not None:
-        return max(0, usage.limit - usage.remaining)
-    return -1
+def _whole_ms(retry_after: float | timedelta) -> int:
+    seconds = seconds_of(retry_after, "retry_after")
+    if seconds == 0 and retry_after not in (0, timedelta(0)):
+        raise SettingError("retry_after", retry_after, "seconds from 0 on")
+    return math.ceil(seconds * 1000)

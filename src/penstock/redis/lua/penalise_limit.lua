@@ -1,5 +1,7 @@
 -- penalise_limit: let nobody through for a while.
 --
+-- Flags: allow-oom  a full server must not make us trouble others
+--
 -- KEYS[1]  ZSET    log of admitted calls, of the exact algorithm
 -- KEYS[2]  STRING  the limit's state
 -- ARGV[1]  str     'exact', 'compact' or 'gcra'
@@ -16,5 +18,5 @@ local algorithm, first = ARGV[1], 3
 local ms = tonumber(ARGV[2])
 state[5] = ms > 0 and math.max(state[5], now + ms) or 0
 save()
-redis.call('PUBLISH', KEYS[2], 'penalty')
+redis.pcall('PUBLISH', KEYS[2], 'penalty')  -- where that is not allowed, they learn it later
 return math.max(0, state[5] - now)

@@ -1,5 +1,7 @@
 -- settle_limit: let permits taken before weigh what was really used.
 --
+-- Flags: allow-oom  what was not used comes back also on a full server
+--
 -- KEYS[1]  ZSET    log of admitted calls, of the exact algorithm
 -- KEYS[2]  STRING  the limit's state
 -- ARGV[1]  str     'exact', 'compact' or 'gcra'
@@ -17,6 +19,7 @@
 local algorithm, first = ARGV[1], 7
 -- Include: limitstate
 if is_new then return 0 end
+redis.call('ZREM', KEYS[1], '')  -- needs no memory: before version 7 the others may follow it
 local changed = change(ARGV[2], tonumber(ARGV[3]), tonumber(ARGV[4]), tonumber(ARGV[5]),
   ARGV[6] == '1' and now or nil)
 save()
