@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from penstock import LimitReached, Penstock, PenstockError, SlotsTaken
 from penstock.errors import ServerError
 from penstock.redis.keys import Keys
-from penstock.settings import Settings
+from penstock.settings import CodecSettings, Settings
 
 LONG = "x" * 600
 HUGE = 10**30
@@ -733,6 +733,28 @@ async def test_a_time_to_live_may_be_a_timedelta_everywhere(app):
         assert slot.lease_s == 60
     watermark = datetime(2024, 1, 1, tzinfo=UTC)
     await (await app.runs.start("r")).checkpoint(1, watermark=watermark)
+
+
+async def test_what_is_larger_than_can_be_read_again_is_refused(valkey_server, namespace, stored):
+    codec = CodecSettings(max_inflated=100_000)
+    told = Settings(url=valkey_server.url, namespace=namespace, codec=codec)
+    large = "x" * 100_001
+    async with Penstock(settings=told) as app:
+        run = await app.runs.start("run")
+        before = stored()
+        for call in (
+            app.cache("c").set("k", large),
+            app.cache("c").get_or_set("k", lambda: large),
+            app.feed("f").publish("t", large),
+            app.feed("f").publish("t", state=large),
+            app.window("w", to=app.queue("q")).add("k", large),
+            run.checkpoint(large),
+        ):
+            with pytest.raises(PenstockError, match="bytes"):
+                await call
+        assert stored() == before
+        await app.cache("c").set("k", large[:-3])
+        assert await app.cache("c").get("k") == large[:-3]
 
 
 # ---- names in keys

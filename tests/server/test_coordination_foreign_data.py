@@ -393,6 +393,40 @@ async def test_a_registry_that_is_none_keeps_no_declared_window_open(app):
     await eventually(is_closed)
 
 
+@pytest.mark.parametrize(
+    "job",
+    [
+        {"fast_path": True},
+        {"fast_path": True, "batch_id": "x", "key": "k"},
+        {"fast_path": True, "batch_id": "x", "key": 5, "items": [1]},
+        {"fast_path": True, "batch_id": "x", "key": "k", "items": "abc"},
+        {"fast_path": True, "batch_id": "x", "key": "k", "items": None},
+        {"fast_path": "true", "batch_id": "x", "key": "k", "items": [1]},
+        [],
+        None,
+    ],
+)
+async def test_a_job_that_is_no_fast_one_of_ours_fails_with_its_own_error(app, job):
+    window = window_of(app)
+    with pytest.raises(ZeroDivisionError):
+        async with window.falling_back(job):
+            raise ZeroDivisionError
+    assert await window.open_batches() == []
+
+
+async def test_ids_of_batches_that_are_no_text_are_shown_as_well_as_can_be(app):
+    window, keys = window_of(app), app.redis.keys
+    batch = keys.batch("q", "x")
+    home = batch.detections.removesuffix("x:detections").encode() + b"\xff"
+    await app.redis.call("SET", keys.window("q", "w\x1fk").current, b"\xff")
+    await app.redis.call("RPUSH", home + b":detections", "1")
+    await app.redis.call("SET", home + b":started_at", "1")
+    added = await window.add("k", 2)
+    assert (added.closed, added.size) == ("\ufffd", 1)
+    assert (await window.batch("k")).count == 1
+    assert await window.close("k") == added.batch_id
+
+
 # ---- limits
 
 

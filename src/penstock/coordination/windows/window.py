@@ -7,7 +7,7 @@ import time
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import asynccontextmanager
 from secrets import token_hex
-from typing import Any, Final, Self, Unpack
+from typing import Any, Final, Self, Unpack, cast
 
 from penstock.coordination.feeds.feed import Feed
 from penstock.coordination.feeds.hub import FeedHub
@@ -136,9 +136,9 @@ class Window:
         if packed:
             await self.target.note_losses(packed)
         return Added(
-            batch.decode(),
+            batch.decode(errors="replace"),
             size,
-            closed.decode() or None,
+            closed.decode(errors="replace") or None,
             is_new=status != _REPEATED,
             fast=status == _FAST,
         )
@@ -184,11 +184,22 @@ class Window:
         try:
             yield
         except Exception:
-            if job.get("fast_path") is not True:
+            brought = self._brought_by(job)
+            if brought is None:
                 raise
-            key, items = job[self.options.key_field], job[self.options.items_field]
+            batch_id, key, items = brought
             for number, item in enumerate(items):
-                await self.add(key, item, id=f"{job['batch_id']}#{number}"[-256:])
+                await self.add(key, item, id=f"{batch_id}#{number}"[-256:])
+
+    def _brought_by(self, job: Mapping[str, Any]) -> tuple[str, str, list[Any]] | None:
+        """Id, key and items of a fast job of this window; None for any other."""
+        if not isinstance(job, Mapping) or job.get("fast_path") is not True:  # pyright: ignore[reportUnnecessaryIsInstance]
+            return None
+        fields = ("batch_id", self.options.key_field, self.options.items_field)
+        batch_id, key, items = map(job.get, fields)
+        if isinstance(batch_id, str) and isinstance(key, str) and isinstance(items, list):
+            return batch_id, key, cast("list[Any]", items)
+        return None
 
     # ---- closing
 
@@ -205,7 +216,7 @@ class Window:
             await self.target.note_losses(packed)
         if status <= 0:
             raise self.target.refusal(status, length)
-        return closed[0].decode() if closed else None
+        return closed[0].decode(errors="replace") if closed else None
 
     async def close_at(self, place: Place, reason: str = "", *windows: str) -> list[Any]:
         """Run `close_windows` at one place: for what is due, if no windows are named."""
