@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock import LimitReached, Penstock, PenstockError, SlotsTaken
+from penstock.coordination.limits.answer import Usage
 from penstock.errors import ServerError
 from penstock.redis.keys import Keys
 from penstock.settings import CodecSettings, Settings
@@ -219,10 +220,23 @@ CALLS = {
         lambda app: lambda x: app.limit("l", "5/min").try_acquire(priority=x),
         [*NO_NUMBERS, HUGE, -HUGE, 1001, ENDLESS],
     ),
+    "limit acquire timeout": (
+        lambda app: lambda x: app.limit("l", "5/min").acquire(timeout=x),
+        NO_TIMES,
+    ),
+    "limit reserve timeout": (
+        lambda app: lambda x: app.limit("l", "5/min").reserve(1, timeout=x),
+        NO_TIMES,
+    ),
     "limit penalise": (
         lambda app: lambda x: app.limit("l", "5/min").penalise(x),
-        [None, "1", [], math.nan, math.inf, -1, HUGE, ENDLESS, timedelta(seconds=-1)],
+        [None, *NO_TIMES],
     ),
+    "limit in advance": (
+        lambda app: lambda x: app.limit("a", "99/min", lease=9).acquire(x),
+        NO_COUNTS,
+    ),
+    "limit reconcile": (lambda app: lambda x: app.limit("l", "5/min").reconcile(x), [None, 5]),
     "limits edit name": (
         lambda app: lambda x: app.limits.edit(x, app.limit("l", "5/min").setting),
         ["", " ", "a:b", LONG, *LONE, *NO_TEXTS],
@@ -476,6 +490,7 @@ async def test_what_cannot_be_is_refused_in_clear_words_and_nothing_is_stored(ap
         await app.runs.start("run")
     if name.startswith("limit "):
         await app.limit("l", "5/min").peek()  # which notes how it is set
+        await app.limit("a", "99/min", lease=9).acquire()
     before = stored()
     wrong = []
     for bad in values:
@@ -733,6 +748,27 @@ async def test_a_time_to_live_may_be_a_timedelta_everywhere(app):
         assert slot.lease_s == 60
     watermark = datetime(2024, 1, 1, tzinfo=UTC)
     await (await app.runs.start("r")).checkpoint(1, watermark=watermark)
+
+
+@pytest.mark.parametrize(
+    "usage",
+    [
+        *(Usage(5, math.nan, used=1), Usage(5, math.inf, used=1), Usage(5, "60", used=1)),
+        *(Usage(5, 60, used="1"), Usage(5, 60, used=math.nan), Usage(5, 60, used=math.inf)),
+        *(Usage(5, 60, used=-(10**30)), Usage("5", 60, remaining=1), Usage(None, None)),
+    ],
+)
+async def test_what_a_provider_says_and_makes_no_sense_is_passed_over(app, usage):
+    limit = app.limit("l", "5/min")
+    await limit.reconcile([usage])
+    assert (await limit.peek()).remaining == 5
+
+
+@pytest.mark.parametrize("reset_s", [math.nan, math.inf, -math.inf, "1", 1e308, -5, HUGE])
+async def test_a_reset_that_makes_no_sense_does_not_stop_the_limit_for_ever(app, reset_s):
+    limit = app.limit("l", "5/min")
+    await limit.reconcile([Usage(5, 60, used=5, reset_s=reset_s)])
+    assert (await limit.peek()).windows[0].reset_s <= 61
 
 
 async def test_what_is_larger_than_can_be_read_again_is_refused(valkey_server, namespace, stored):
