@@ -1,5 +1,7 @@
 -- acquire_limit: take permits, if every window of the limit has room for them.
 --
+-- Flags: allow-oom  work that drains a full server may be behind a limit
+--
 -- KEYS[1]  ZSET    log of admitted calls, of the exact algorithm
 -- KEYS[2]  STRING  the limit's state
 -- KEYS[3]  ZSET    tickets of callers that wait

@@ -16,6 +16,7 @@
 local algorithm, first = ARGV[1], 3
 -- Include: limitstate
 local ms = tonumber(ARGV[2])
+redis.call('ZREM', KEYS[1], '')  -- needs no memory: before version 7 the others may follow it
 state[5] = ms > 0 and math.max(state[5], now + ms) or 0
 save()
 redis.pcall('PUBLISH', KEYS[2], 'penalty')  -- where that is not allowed, they learn it later
