@@ -113,7 +113,7 @@ async def _take_all(client, setting, name, for_ms) -> int:
         ),
         ("settle_limit", "if number <= window.since then", "if false then"),
         ("reconcile_limit", "math.max(0, used - window.used), now + reset", "0, now"),
-        ("reconcile_limit", "if least > window.used then", "if false then"),
+        ("reconcile_limit", "if least > 0 then", "if false then"),
         ("penalise_limit", "math.max(state[5], now + ms)", "now + ms"),
     ],
     ids=[

@@ -55,9 +55,9 @@
   function algo.told(window, used, reset)
     -- Until the provider's reset no more drains than it has left.
     local least = (window.burst - math.max(0, window.limit - used)) * window.edge + reset
-    if least > window.used then
+    if least > 0 then
       -- Who gives back what he took before does not change what the provider has counted.
-      window.used, window.since = least, state[3]
+      window.used, window.since = math.max(window.used, least), state[3]
     end
     window.extra_until = now + reset
   end
