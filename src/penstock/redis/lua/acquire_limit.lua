@@ -26,6 +26,8 @@
 
 -- Include: time
 local algorithm, first = ARGV[1], 13
+-- Include: limitstored
+-- Include: quicklimit
 -- Include: limitstate
 local wanted, fewest, hold = tonumber(ARGV[2]), tonumber(ARGV[3]), tonumber(ARGV[5])
 local ticket, priority = ARGV[6], tonumber(ARGV[7])

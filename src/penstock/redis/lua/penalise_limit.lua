@@ -14,6 +14,7 @@
 
 -- Include: time
 local algorithm, first = ARGV[1], 3
+-- Include: limitstored
 -- Include: limitstate
 local ms = tonumber(ARGV[2])
 redis.call('ZREM', KEYS[1], '')  -- needs no memory: before version 7 the others may follow it

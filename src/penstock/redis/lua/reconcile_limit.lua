@@ -11,6 +11,7 @@
 
 -- Include: time
 local algorithm, first = ARGV[1], 3
+-- Include: limitstored
 -- Include: limitstate
 local told, reply = cjson.decode(ARGV[2]), {}
 for place, window in ipairs(windows) do

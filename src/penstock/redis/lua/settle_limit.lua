@@ -17,6 +17,7 @@
 
 -- Include: time
 local algorithm, first = ARGV[1], 7
+-- Include: limitstored
 -- Include: limitstate
 if is_new then return 0 end
 redis.call('ZREM', KEYS[1], '')  -- needs no memory: before version 7 the others may follow it
