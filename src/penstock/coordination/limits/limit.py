@@ -121,7 +121,13 @@ class Limit:
             if (answer := self._leased.take(key, cost)) is not None:
                 return answer
             return await self._leased.refill(key, _checked_cost(cost), priority)
-        return await self.ask(Question(key, _checked_cost(cost), priority))
+        try:
+            answer = await self._asker.plain(key, _checked_cost(cost), priority)
+        except ServerError as error:
+            return self._unanswered(error, key, cost)
+        if self._local is not None:
+            self._local.note(key, answer.granted)
+        return answer
 
     async def acquire(
         self,
@@ -238,14 +244,9 @@ class Limit:
     async def ask(self, question: Question) -> Answer:
         """Ask once, without waiting."""
         try:
-            if question.fewest is None:
-                answer = await self._asker.plain(question.key, question.cost, question.priority)
-            else:
-                answer, _ = await self._asker.ask(question)
+            answer, _ = await self._asker.ask(question)
         except ServerError as error:
-            if not error.transient:
-                raise
-            return self._without_server(question.key, question.cost)
+            return self._unanswered(error, question.key, question.cost)
         if self._local is not None:
             self._local.note(question.key, answer.granted)
         return answer
@@ -286,9 +287,7 @@ class Limit:
                     )
                     failures = 0
                 except ServerError as error:
-                    if not error.transient:
-                        raise
-                    answer = self._without_server(key, cost)
+                    answer = self._unanswered(error, key, cost)
                     failures += 1
                 if answer.allowed:
                     stands = False
@@ -316,7 +315,10 @@ class Limit:
         except (ServerError, NotOpen):
             return  # the ticket of a silent caller is void after a while
 
-    def _without_server(self, key: str, cost: int) -> Answer:
+    def _unanswered(self, error: ServerError, key: str, cost: int) -> Answer:
+        """Answer in the place of a server that is away."""
+        if not error.transient:
+            raise error
         if self._local is not None:
             return self._local.take(key, cost)
         return Answer(allowed=False, granted=0, retry_after_s=_AWAY_RETRY_S, reason="away")

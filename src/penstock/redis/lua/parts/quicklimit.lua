@@ -1,17 +1,24 @@
--- The commonest question, answered in the fewest steps: some permits of a limit that counts exactly,
--- at once or not at all, while nobody waits, nothing leaves a window and all of them have room.
--- Whatever is otherwise is left to what follows.
+-- The commonest question, answered in the fewest steps: some permits at once or not at all, while
+-- nobody waits, there is no penalty and no word of the provider, nothing leaves a log and all windows
+-- have room. Whatever is otherwise is left to what follows. The compact algorithm always is.
 
-if algorithm == 'exact' and state[1] == 'exact' and state[7] == 0 and state[5] <= now
+if algorithm == state[1] and algorithm ~= 'compact' and state[7] == 0 and state[5] <= now
     and ARGV[2] == ARGV[3] and ARGV[2] ~= '0' and ARGV[5] == '0' and ARGV[6] == '' and ARGV[9] == ''
     and not set_back and (#ARGV - first) / 3 == (#state - HEAD) / FIELDS then
-  local wanted, longest = tonumber(ARGV[2]), state[#state - FIELDS + 1]
-  local is_plain, at = state[6] >= now + longest, HEAD
+  local is_exact, wanted = algorithm == 'exact', tonumber(ARGV[2])
+  local longest, passed, at = state[#state - FIELDS + 1], now - last, HEAD
+  local is_plain = not is_exact or state[6] >= now + longest
   for place = first + 1, #ARGV, 3 do
-    local used = state[at + 2]
-    if state[at + 1] ~= tonumber(ARGV[place + 1]) or state[at + 5] > 0
-        or used + wanted > tonumber(ARGV[place])
-        or used > 0 and now - state[at + 1] >= state[at + 4] then
+    local ms, used, limit = state[at + 1], state[at + 2], tonumber(ARGV[place])
+    local fits
+    if is_exact then
+      fits = used + wanted <= limit and (used == 0 or now - ms < state[at + 4])
+    else
+      local burst, interval = tonumber(ARGV[place + 2]), state[at + 3]
+      used = used > passed and used - passed or 0
+      fits = interval == ms / (limit - burst + 1) and burst - used / interval + 1e-9 >= wanted
+    end
+    if not fits or ms ~= tonumber(ARGV[place + 1]) or state[at + 5] > 0 then
       is_plain = false
       break
     end
@@ -19,20 +26,27 @@ if algorithm == 'exact' and state[1] == 'exact' and state[7] == 0 and state[5] <
   end
   if is_plain then
     local number = state[3] + 1
-    state[3] = number
+    state[3], at = number, HEAD
     if now > state[4] then state[4] = now end
-    redis.call('ZADD', KEYS[1], now,
-      wanted == 1 and 'c' .. number or string.format('c%.0f*%.0f', number, wanted))
     local reply = {wanted, 0, now, string.format('%.0f', state[8] + number), 0, 0}
-    at = HEAD
     for place = first + 1, #ARGV, 3 do
       local ms, used = state[at + 1], state[at + 2]
-      if used == 0 or now < state[at + 4] then state[at + 4] = now end
-      state[at + 2] = used + wanted
-      if now - ms > state[at + 3] then state[at + 3] = now - ms end
-      reply[#reply + 1] = ARGV[place] - used - wanted
-      reply[#reply + 1] = state[4] + ms - now
-      at = at + FIELDS
+      if is_exact then
+        if used == 0 or now < state[at + 4] then state[at + 4] = now end
+        if now - ms > state[at + 3] then state[at + 3] = now - ms end
+        used = used + wanted
+        reply[#reply + 1] = ARGV[place] - used
+        reply[#reply + 1] = state[4] + ms - now
+      else
+        used = (used > passed and used - passed or 0) + wanted * state[at + 3]
+        reply[#reply + 1] = math.floor(ARGV[place + 2] - used / state[at + 3] + 1e-9)
+        reply[#reply + 1] = math.ceil(used)
+      end
+      state[at + 2], at = used, at + FIELDS
+    end
+    if is_exact then
+      redis.call('ZADD', KEYS[1], now,
+        wanted == 1 and 'c' .. number or string.format('c%.0f*%.0f', number, wanted))
     end
     redis.call('SET', KEYS[2], cmsgpack.pack(state), 'PX',
       math.max(2 * longest, state[4] + longest - now) + 1000)
