@@ -16,7 +16,7 @@ import uvloop
 from loops import sending
 from penstock import Penstock, Settings
 
-WINDOWS = ["1_000_000/min", "10_000_000/hour", "100_000_000/day"]
+WINDOWS = ["100_000_000/min", "500_000_000/hour", "1_000_000_000/day"]
 LEASE = 100
 
 app = Penstock(settings=Settings(url=sending.URL))
