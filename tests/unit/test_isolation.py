@@ -271,14 +271,15 @@ async def test_the_death_of_the_child_is_told_with_its_circumstances(
 
 
 async def test_the_peak_of_memory_is_the_childs_own(pool: ChildPool, shop: Any) -> None:
-    ours = bytearray(400 << 20)  # which Linux counts for whom we start as well
+    # Linux counts what we have for whom we start as well; other tests have left us some of it.
+    ours = bytearray(300 << 20)
     with pytest.raises(ChildDied) as small:
         await call(pool, shop.leave, 1)
     del ours
     assert small.value.max_rss_kb < 200_000
     with pytest.raises(ChildDied) as large:
-        await call(pool, shop.leave, 1, mib=600)
-    assert large.value.max_rss_kb > 600_000
+        await call(pool, shop.leave, 1, mib=1200)
+    assert large.value.max_rss_kb > 1_200_000
 
 
 @pytest.mark.parametrize(
