@@ -390,7 +390,7 @@ async def test_a_thousand_callers_in_one_process_share_few_slots(process):
 
     async with asyncio.timeout(30):
         await asyncio.gather(*(work() for _ in range(1000)))
-    assert most == 8
+    assert 1 < most <= 8
     state = await slots.state()
     assert (state.taken, state.waiting) == (0, 0)
 
