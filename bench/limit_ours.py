@@ -17,7 +17,7 @@ from loops import sending
 from penstock import Penstock, Settings
 
 WINDOWS = ["100_000_000/min", "500_000_000/hour", "1_000_000_000/day"]
-LEASE = 100
+LEASE = 250
 
 app = Penstock(settings=Settings(url=sending.URL))
 
