@@ -1,6 +1,7 @@
 """A topic gets more partitions while it is used."""
 
 import asyncio
+import itertools
 import time
 
 import pytest
@@ -191,6 +192,22 @@ async def test_two_that_grow_a_topic_alike_do_it_once(client, admin):
     facts = await read_facts(client, "orders")
     assert (facts.partitions, facts.generation) == (4, 2)
     assert [len(await entries(client, index)) for index in range(2)] == [1, 1]
+
+
+async def test_one_who_waits_while_another_completes_the_same_growth_is_content(
+    client, admin, monkeypatch
+):
+    begin, calls = client.scripts.begin_growth, itertools.count()
+
+    async def overtaken(**facts):
+        if next(calls) == 1:
+            await admin.grow("orders", 4)
+        return await begin(**facts)
+
+    monkeypatch.setattr(client.scripts, "begin_growth", overtaken)
+    await admin.grow("orders", 4)
+    facts = await read_facts(client, "orders")
+    assert (facts.partitions, facts.generation, facts.growing_to) == (4, 2, 0)
 
 
 async def test_a_topic_that_is_deleted_while_it_grows_stays_deleted(client, admin):

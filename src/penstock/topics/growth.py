@@ -28,7 +28,10 @@ async def grow_topic(client: Client, topic: str, partitions: int) -> None:
             f"topic {topic!r}: partitions = {partitions!r}: expected a whole number from 1 to "
             f"{MOST_PARTITIONS}"
         )
-    before, generation = await _announce(client, topic, partitions)
+    announced = await _announce(client, topic, partitions)
+    if announced is None:
+        return
+    before, generation = announced
     await _add_partitions(client, topic, before, partitions)
     markers = [await _mark(client, topic, index, generation + 1) for index in range(before)]
     # Once more: a group that came meanwhile has to read the new partitions from their beginning.
@@ -43,8 +46,12 @@ async def grow_topic(client: Client, topic: str, partitions: int) -> None:
         raise TopicMissing(topic)
 
 
-async def _announce(client: Client, topic: str, partitions: int) -> tuple[int, int]:
-    """Tell producers and wait until they hold still; partitions and generation as they are."""
+async def _announce(client: Client, topic: str, partitions: int) -> tuple[int, int] | None:
+    """Tell producers and wait until they hold still; partitions and generation as they are.
+
+    `None` if another who grows it alike has completed it in the meantime.
+    """
+    waited = False
     hold_ms = int(client.settings.topics.refresh_s * _REFRESHES * 1000)
     while True:
         told = await client.scripts.begin_growth(
@@ -53,6 +60,8 @@ async def _announce(client: Client, topic: str, partitions: int) -> tuple[int, i
         if told is None:
             raise TopicMissing(topic)
         end, count, *more = told
+        if end == _NOT_MORE and waited:
+            return None
         if end == _NOT_MORE:
             raise TopicError(f"topic {topic!r} has {count} partitions; it grows to more, not less")
         if end != _UNDER_WAY:
@@ -63,6 +72,7 @@ async def _announce(client: Client, topic: str, partitions: int) -> tuple[int, i
         generation, wait_ms = more
         if not wait_ms:
             return count, generation
+        waited = True
         await asyncio.sleep(wait_ms / 1000)
 
 
