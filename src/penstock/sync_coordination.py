@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from contextlib import AbstractContextManager
 from datetime import timedelta
 from functools import cached_property
@@ -26,15 +27,17 @@ if TYPE_CHECKING:
 __all__ = ["Coordination"]
 
 
-class Coordination:
+class Coordination(ABC):
     """The primitives by which processes agree. Each is imported when it is first used."""
 
+    @abstractmethod
     def reach(self) -> tuple[Portal, asynchronous.Penstock]:
-        raise NotImplementedError
+        """Return the loop's thread and the application that lives there; `NotOpen` without."""
 
     @property
+    @abstractmethod
     def twin(self) -> asynchronous.Penstock:
-        raise NotImplementedError
+        """The application that awaits, open or not."""
 
     def once(self, key: str, **words: Unpack[MarkWords]) -> AbstractContextManager[Mark]:
         """Let a block happen once for a key, as `penstock.Penstock.once`.

@@ -310,12 +310,14 @@ async def test_a_value_that_is_set_while_another_is_made_stays(cache):
     assert await cache.get("k") == "set"
 
 
-async def test_one_who_waits_may_be_cancelled_alone(cache):
+@pytest.mark.parametrize("turns", [1, 5, 100])
+async def test_one_who_waits_may_be_cancelled_alone(cache, turns):
     maker = Maker("made")
     first = asyncio.create_task(cache.get_or_set("k", maker))
     await maker.began.wait()
     waiting = asyncio.create_task(cache.get_or_set("k", maker))
-    await asyncio.sleep(0.02)
+    for _ in range(turns):
+        await asyncio.sleep(0)
     waiting.cancel()
     await asyncio.wait([waiting])
     assert waiting.cancelled()
