@@ -303,7 +303,11 @@ async def test_messages_that_were_trimmed_while_pending_are_counted_not_waited_f
     consumer = await consume(orders, handle)
     await eventually(lambda: seen == [2])
     await eventually(lambda: consumer.counts.vanished == 2)
-    assert await pending_counts(app) == []
+
+    async def all_acked():
+        return await pending_counts(app) == []
+
+    await eventually(all_acked)
 
 
 async def test_a_lease_that_nobody_renews_passes_on(app, consume):
