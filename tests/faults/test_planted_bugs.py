@@ -106,9 +106,9 @@ async def a_reply_to_a_send_is_lost(stage, make):
 
 async def two_movers_at_once(stage, make):
     mover = make(stage)
-    await mover.delay("one", 0.01)
+    await mover.delay("one", 0.1)
     await mover.delay("two", 60)
-    await mover.something_is_due()
+    await mover.let_pass(0.1)
     await mover.move_with_a_rival()
     await stage.work(Worker)
 

@@ -10,6 +10,7 @@ import pytest
 
 from penstock.testing.eventually import eventually
 
+from .load import send_until
 from .queues.crew import QUEUE
 
 
@@ -128,19 +129,20 @@ async def test_jobs_that_wait_for_their_last_chance_go_back_at_a_stop(
         assert [event.attempt for job_id in jobs for event in crew.starts_of(job_id)] == [1, 2] * 6
 
 
-async def rolling_restart(crew, jobs, pace_s, rounds):
+async def rolling_restart(crew, pace_s, rounds=1, least=0):
     hands = await crew.hire(3)
+    restarted = asyncio.Event()
     async with asyncio.TaskGroup() as group:
-        sending = group.create_task(crew.send_many(jobs, failing=0, pace_s=pace_s))
+        sending = group.create_task(send_until(restarted, crew, least, pace_s=pace_s))
         await crew.at_work(*hands)
         for _ in range(rounds):
             for place, old in enumerate(hands):
                 await old.stop()
                 hands[place] = (await crew.hire())[0]
                 await crew.at_work(*hands)
-        assert not sending.done(), "the restart was to happen under load"
+        restarted.set()
     verdict = await crew.hold(attempt_gaps=False)
-    assert verdict.counts.started == verdict.counts.finished == jobs
+    assert verdict.counts.started == verdict.counts.finished == sending.result()
     assert not crew.events("lose")
     return verdict
 
@@ -158,7 +160,7 @@ async def test_a_rolling_restart_runs_every_job_exactly_once(make_queue_crew, va
         work_s=0.001,
     )
     async with crew:
-        await rolling_restart(crew, 1_000, 0.012, 1)
+        await rolling_restart(crew, 0.012)
 
 
 @pytest.mark.torture
@@ -171,7 +173,7 @@ async def test_ten_rolling_restarts_run_every_job_exactly_once(
         valkey_server.url, kind=kind, queues={"silence_s": 30.0, "beat_s": 1.0}, work_s=0.001
     )
     async with crew:
-        verdict = await rolling_restart(crew, 40_000, 0.005, 10)
+        verdict = await rolling_restart(crew, 0.005, rounds=10, least=40_000)
         name = f"30 restarts, {kind} queue"
         figure("queue faults", f"{name}: done twice", verdict.counts.duplicated, "", "<=", 0)
         figure("queue faults", f"{name}: done", verdict.counts.finished, "", ">=", 40_000)

@@ -65,12 +65,11 @@ async def test_a_million_waiting_jobs_make_nothing_slower(own_server):
         await fill(queue, MILLION)
         assert await app.redis.call("LLEN", queue.keyring.waiting) == MILLION
 
-        slow = []
-        for number in range(
-            3
-        ):  # a busy machine may hold the server up, but not thrice at one thing
+        slow, with_many = [], []
+        # A busy machine may hold the server up, but not thrice at one thing.
+        for number in range(3):
             own_server.command("SLOWLOG", "RESET")
-            with_many = await claim_ms(queue, f"w{number}", 100)
+            with_many.append(await claim_ms(queue, f"w{number}", 100))
             await app.queues.facts("many")
             await app.queues.peek("many", start=500_000, count=50)
             await app.get_queue_pressure("many")
@@ -81,7 +80,7 @@ async def test_a_million_waiting_jobs_make_nothing_slower(own_server):
             entries = own_server.command("SLOWLOG", "GET", 100)
             slow.append({entry[3][0] + " " + entry[3][1] for entry in entries})
         assert set.intersection(*slow) == set()
-        assert with_many < 3 * with_few + 1
+        assert min(with_many) < 3 * with_few + 1
 
         await workplace.start(app)
         await eventually(lambda: ran > 20_000, within_s=20)

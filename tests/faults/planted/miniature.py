@@ -349,11 +349,13 @@ class Mover:
         seconds, microseconds = await self.stage.call("TIME")
         return int(seconds) * 1000 + int(microseconds) // 1000
 
-    async def something_is_due(self):
-        async def due():
-            return await self.stage.call("ZCOUNT", self.stage.delayed, "-inf", await self.now())
+    async def let_pass(self, time_s):
+        end = await self.now() + int(time_s * 1000)
 
-        await eventually(due)
+        async def passed():
+            return await self.now() > end
+
+        await eventually(passed)
 
     async def move_with_a_rival(self):
         await self.move()
