@@ -72,7 +72,7 @@ async def test_what_is_cut_short_runs_elsewhere_at_once_and_is_not_charged(
     async with crew:
         (leaver,) = await crew.hire()
         await up(crew, leaver)
-        jobs = [await crew.send(pause=1.2) for _ in range(10)]
+        jobs = [await crew.send(pause=3.0) for _ in range(10)]
         for job_id in jobs:
             await crew.started(job_id)
         (heir,) = await crew.hire(worker={"poll_s": 0.2, "grace_s": 20.0})

@@ -35,8 +35,9 @@ _ANSWER_S = 0.5
 # How long to leave the start to another process that is at it. The keeper's lock alone decides who
 # keeps the server, so a starter that was frozen costs the others this much and no more.
 _COURTESY_S = 3.0
-# Who only looks has a lock for microseconds; who still has it after this long is a user.
-_LOOKING_S = 0.2
+# Who only looks has a lock for microseconds, on a busy machine for as long as others have the
+# processor; who still has it after this long is a user.
+_LOOKING_S = 1.0
 # A unix socket's path must fit into 108 bytes (104 on macOS), its end included.
 _LONGEST_SOCKET_PATH = 100
 _LONGEST_PID = 10
