@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import random
+import statistics
 
 import pytest
 import redis.exceptions
@@ -34,11 +35,10 @@ async def answers(client, role=Role.DEFAULT):
 
 
 async def hammer(client, for_s, roles=tuple(Role)):
-    """Call without a pause by these roles; return the ends and the longest time one took."""
-    ends, longest, until = set(), 0.0, now() + for_s
+    """Call without a pause by these roles; return the ends and how long each call took."""
+    ends, took, until = set(), [], now() + for_s
 
     async def caller(role):
-        nonlocal longest
         while now() < until:
             started = now()
             try:
@@ -46,13 +46,13 @@ async def hammer(client, for_s, roles=tuple(Role)):
                 ends.add(None)
             except ServerError as error:
                 ends.add(type(error))
-            longest = max(longest, now() - started)
+            took.append(now() - started)
 
     async with asyncio.TaskGroup() as callers:
         for role in roles:
             for _ in range(10):
                 callers.create_task(caller(role))
-    return ends, longest
+    return ends, took
 
 
 async def test_while_the_server_is_away_it_is_tried_twice_a_second_whoever_calls(
@@ -65,9 +65,10 @@ async def test_while_the_server_is_away_it_is_tried_twice_a_second_whoever_calls
     proxy.cut(reset=True)
     await eventually(lambda: not client._map.only.shared(Role.DEFAULT))
     proxy.attempts.clear()
-    ends, longest = await hammer(client, 1.8)
+    ends, took = await hammer(client, 1.8)
     assert ends == {Unreachable}
-    assert longest < 0.5
+    # The machine may stand still for a moment; who waited for the next try would do so each time.
+    assert statistics.quantiles(took, n=100)[-1] < 0.5
     assert 3 <= len(proxy.attempts) <= 4
     assert proxy.most_attempts_within(1.0) <= 2
     assert client.counters.consecutive_failures >= len(proxy.attempts)

