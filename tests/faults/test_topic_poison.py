@@ -39,7 +39,7 @@ async def run_to_the_end(crew):
 def make_poison_crew(make_crew, server, **options):
     return make_crew(
         server.url,
-        **{"partitions": 4, "max_attempts": 3, "topics": {"lease_ttl_s": 0.3}, **options},
+        **{"partitions": 4, "max_attempts": 3, "topics": {"lease_ttl_s": 1.0}, **options},
     )
 
 

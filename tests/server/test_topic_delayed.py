@@ -62,7 +62,7 @@ async def left_waiting(client, partitions=4):
     return sum(waiting)
 
 
-async def eventually_arrived(client, count, within_s=5.0):
+async def eventually_arrived(client, count, within_s=20.0):
     async def all_there():
         found = await arrived(client)
         return found if len(found) >= count else None

@@ -24,6 +24,7 @@ from penstock.coordination.limits.headers import to_headers
 from penstock.coordination.limits.rates import Rate
 from penstock.errors import ServerError, SettingError
 from penstock.interfaces.forwarded import Callers
+from penstock.quiet import RateLimitedLog
 
 __all__ = ["TIERS", "RateLimitMiddleware", "Tier"]
 
@@ -102,6 +103,7 @@ class RateLimitMiddleware:
         self._callers = Callers(trusted_proxies, ipv6_prefix=ipv6_prefix)
         self._is_open = away == "open"
         self._away_until = 0.0
+        self._quiet = RateLimitedLog(logger)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one connection, as ASGI has it."""
@@ -139,7 +141,8 @@ class RateLimitMiddleware:
             pass
         except ServerError as error:
             why = error
-        logger.warning(
+        self._quiet.warning(
+            "away",
             "requests are %s: the server that counts them is away (%s)",
             "not limited" if self._is_open else "refused",
             why,

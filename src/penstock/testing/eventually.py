@@ -14,7 +14,7 @@ EVERY_S = 0.005
 
 
 async def eventually(
-    condition: Callable[[], object], within_s: float = 5.0, *, what: str = ""
+    condition: Callable[[], object], within_s: float = 10.0, *, what: str = ""
 ) -> Any:
     """Ask `condition`, a plain or an async function, until it answers with something true.
 
