@@ -10,7 +10,7 @@ from penstock.redis.keys import Ttl, classify
 from penstock.testing.cluster import ClusterProcess
 from penstock.testing.servers import ServerProcess
 
-__all__ = ["unaccounted"]
+__all__ = ["dumped", "unaccounted"]
 
 _GONE = -2
 
@@ -20,6 +20,13 @@ def unaccounted(place: ServerProcess | ClusterProcess, namespace: str) -> list[s
     return [
         f"{name}: {why}" for node in _nodes(place) for name, why in _judged(node, namespace) if why
     ]
+
+
+def dumped(server: ServerProcess, namespace: str) -> dict[str, bytes]:
+    """Each key of a namespace with all that is in it."""
+    with server.connect() as redis:
+        keys = sorted(redis.call("KEYS", f"{namespace}:*"))
+        return {key: redis.call("DUMP", key) for key in keys}
 
 
 def _nodes(place: ServerProcess | ClusterProcess) -> list[ServerProcess]:

@@ -8,11 +8,13 @@ import math
 import re
 import unicodedata
 from datetime import UTC, datetime, timedelta
+from functools import partial
 
 import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.keyspace import dumped
 
 from penstock import LimitReached, Penstock, PenstockError, SlotsTaken
 from penstock.coordination.limits.answer import Usage
@@ -78,14 +80,8 @@ async def app(valkey_server, namespace):
 
 @pytest.fixture
 def stored(valkey_server, namespace):
-    """What the server has of this test: each key with all that is in it."""
-
-    def look():
-        with valkey_server.connect() as redis:
-            keys = sorted(redis.call("KEYS", f"{namespace}:*"))
-            return {key: redis.call("DUMP", key) for key in keys}
-
-    return look
+    """What the server has of this test."""
+    return partial(dumped, valkey_server, namespace)
 
 
 # Waits are checked by `wait_s`, which documents its errors; the rest is in Python's own words.

@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 
 import msgspec
 import pytest
+from tests.keyspace import dumped
 
 from penstock import CommandRefused, DecodeError, Penstock, PenstockError, SlotsTaken
 from penstock.coordination.limits.answer import Usage
@@ -34,12 +35,11 @@ async def app(valkey_server, namespace):
 
 @pytest.fixture
 def stored(valkey_server, namespace):
-    """What the server has of this test: each key with all that is in it."""
+    """What the server has of this test, but for the lists of names."""
 
     def look():
-        with valkey_server.connect() as redis:
-            keys = sorted(redis.call("KEYS", f"{namespace}:*"))
-            return {key: redis.call("DUMP", key) for key in keys if not key.endswith("registry")}
+        found = dumped(valkey_server, namespace)
+        return {key: value for key, value in found.items() if not key.endswith("registry")}
 
     return look
 
