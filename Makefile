@@ -16,7 +16,7 @@ $(VENV)/.created:
 	@touch $@
 
 $(VENV)/.core: $(VENV)/.created pyproject.toml constraints.txt
-	$(INSTALL) --editable .
+	$(INSTALL) --editable '.[documents]'
 	@touch $@
 
 $(VENV)/.dev: $(VENV)/.core

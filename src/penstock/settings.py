@@ -30,6 +30,7 @@ from penstock.settings_coordination import (
     SlotSettings,
     WindowSettings,
 )
+from penstock.settings_documents import DocumentSettings, TableSettings, VectorSettings
 from penstock.settings_group import Bytes, Count, Group, Seconds, Share
 from penstock.settings_reading import (
     CONFIG_VARIABLE,
@@ -44,6 +45,7 @@ from penstock.settings_reading import (
 __all__ = [
     "CacheSettings",
     "CodecSettings",
+    "DocumentSettings",
     "EmbeddedSettings",
     "FeedSettings",
     "HealthSettings",
@@ -57,9 +59,11 @@ __all__ = [
     "RunSettings",
     "Settings",
     "SlotSettings",
+    "TableSettings",
     "TimeoutSettings",
     "TlsSettings",
     "TopicSettings",
+    "VectorSettings",
     "WindowSettings",
     "WorkerSettings",
 ]
@@ -264,6 +268,9 @@ class Settings(Group):
     slots: SlotSettings = field(default_factory=SlotSettings)
     feeds: FeedSettings = field(default_factory=FeedSettings)
     cache: CacheSettings = field(default_factory=CacheSettings)
+    tables: TableSettings = field(default_factory=TableSettings)
+    vectors: VectorSettings = field(default_factory=VectorSettings)
+    documents: DocumentSettings = field(default_factory=DocumentSettings)
     log: LogSettings = field(default_factory=LogSettings)
 
     def __post_init__(self) -> None:

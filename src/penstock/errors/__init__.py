@@ -34,6 +34,20 @@ PenstockError
 │   ├── RunConflict           the run has another status or version; nothing was written
 │   ├── ReaderTooSlow         a reader of a feed fell behind; it may resume
 │   └── InvalidItem           an item, id or time that no window, feed or run can have
+├── StoreError                a store of tables, vectors or files did not do what it was asked to
+│   ├── StoreAway             it does not answer now; ask again later
+│   ├── StoreFull             its disk is full; nothing was stored
+│   └── StoreMismatch         what is stored is of another kind or size
+├── DocumentError             a document could not be taken in this time; it is tried again
+│   ├── ParserDied            the process that read it was ended: memory, time, or a crash
+│   ├── EmbedderFailed        the embedder refused or did not answer
+│   └── DocumentRefused       no repetition makes it acceptable: it goes to `failed/`
+│       ├── FileMissing       there is no such file (any more)
+│       ├── FileRefused       not a regular file within its folder and of an allowed size
+│       ├── UnsupportedFile   a type that is not read, or another one than the name says
+│       ├── ParseError        broken, encrypted, or made to harm its reader
+│       ├── RagMissing        no RAG of this name is configured
+│       └── ConfigurationWrong  `client.yaml` or a RAG's file cannot be used
 ├── SendBatchFailed           not every message of a batch is confirmed; `outcomes` has them all
 ├── NotOpen                   used before it was opened, after it was closed, or in a forked child
 └── ServerError               a command did not end confirmed; `outcome` says how it did end
@@ -90,6 +104,22 @@ from penstock.errors.coordination import (
     SlotLost,
     SlotsTaken,
 )
+from penstock.errors.documents import (
+    ConfigurationWrong,
+    DocumentError,
+    DocumentRefused,
+    EmbedderFailed,
+    FileMissing,
+    FileRefused,
+    ParseError,
+    ParserDied,
+    RagMissing,
+    StoreAway,
+    StoreError,
+    StoreFull,
+    StoreMismatch,
+    UnsupportedFile,
+)
 from penstock.errors.queues import (
     ClaimLost,
     InvalidJob,
@@ -140,12 +170,18 @@ __all__ = [
     "CodecError",
     "CommandRefused",
     "ConfigError",
+    "ConfigurationWrong",
     "CoordinationError",
     "DecodeError",
+    "DocumentError",
+    "DocumentRefused",
     "DurabilityMissed",
     "DurabilityUnavailable",
     "EmbeddedError",
+    "EmbedderFailed",
     "EncodeError",
+    "FileMissing",
+    "FileRefused",
     "GroupMissing",
     "InflationRefused",
     "InvalidItem",
@@ -160,12 +196,15 @@ __all__ = [
     "OutOfMemory",
     "Outcome",
     "OutcomeUnknown",
+    "ParseError",
+    "ParserDied",
     "PenstockError",
     "PermissionRefused",
     "PoolExhausted",
     "QueueError",
     "QueueFull",
     "QueueMismatch",
+    "RagMissing",
     "ReadOnlyReplica",
     "ReaderTooSlow",
     "Redirected",
@@ -183,12 +222,17 @@ __all__ = [
     "StartFailed",
     "StillLoading",
     "StorageFailing",
+    "StoreAway",
+    "StoreError",
+    "StoreFull",
+    "StoreMismatch",
     "TlsFailed",
     "TooFewReplicas",
     "TopicError",
     "TopicMismatch",
     "TopicMissing",
     "Unreachable",
+    "UnsupportedFile",
 ]
 
 # The name of a class is stored with failed jobs and messages, and pickled. Which module of this

@@ -1,0 +1,1 @@
+"""Complete systems, made only of Penstock's own parts."""

@@ -1,0 +1,168 @@
+"""What `client.yaml` and the file of a RAG say. Read by `configuration_reading.py`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Final, Literal
+
+import msgspec
+from msgspec import Meta
+
+__all__ = [
+    "TYPES",
+    "Chunking",
+    "ClientConfig",
+    "Collection",
+    "DocumentsConfig",
+    "Embeddings",
+    "PathsConfig",
+    "QdrantConfig",
+    "RagConfig",
+    "RateLimit",
+    "RedisConfig",
+    "Retrieval",
+    "Sources",
+]
+
+TYPES: Final = {
+    ".pdf": "pdf",
+    ".docx": "docx",
+    ".md": "md",
+    ".markdown": "md",
+    ".txt": "txt",
+    ".text": "txt",
+    ".html": "html",
+    ".htm": "html",
+}
+"""The extensions that are read, and the type that each stands for."""
+
+Seconds = Annotated[float, Meta(gt=0, le=86_400)]
+
+
+class _Section(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A section of a file: what it does not know is a mistake, and is told as one."""
+
+
+class QdrantConfig(_Section, frozen=True, kw_only=True):
+    url: str | None = None
+    """Of a Qdrant server; without one the engine runs here."""
+    api_key: str | None = None
+    timeout: Seconds = 30.0
+
+
+class RedisConfig(_Section, frozen=True, kw_only=True):
+    url: str | None = None
+    password: str | None = None
+    db: Annotated[int, Meta(ge=0, le=1_000_000)] | None = None
+
+
+class PathsConfig(_Section, frozen=True, kw_only=True):
+    sources_root: str | None = None
+    """Each RAG has a folder there, with `incoming/`, `processed/` and `failed/`."""
+    rags_config_dir: str | None = None
+    """The YAML files of the RAGs."""
+
+
+class ClientConfig(_Section, frozen=True, kw_only=True):
+    """`client.yaml`."""
+
+    qdrant: QdrantConfig = QdrantConfig()
+    redis: RedisConfig = RedisConfig()
+    paths: PathsConfig = PathsConfig()
+
+
+class Collection(_Section, frozen=True, kw_only=True):
+    name: str = ""
+    """In the store of vectors, an alias; by default the RAG's id."""
+
+
+class Embeddings(_Section, frozen=True, kw_only=True):
+    provider: Literal["builtin", "http", "sentence-transformers"] = "builtin"
+    model: str = ""
+    """Of the provider; the built-in one has one."""
+    dimension: Annotated[int, Meta(ge=1, le=65_536)] | None = None
+    """By default the model's; what differs from it is a mistake."""
+    batch: Annotated[int, Meta(ge=1, le=10_000)] | None = None
+    """Most texts of one call; `documents.embed_batch` by default."""
+    url: str | None = None
+    """Of an OpenAI-compatible API, up to `/v1`."""
+    api_key_env: str | None = None
+    """The environment variable that holds its key. The key itself is in no file."""
+    timeout: Seconds = 60.0
+    calls_per_minute: Annotated[int, Meta(ge=1, le=10_000_000)] | None = None
+    """Shared by all workers of all machines."""
+    tokens_per_minute: Annotated[int, Meta(ge=1, le=10**12)] | None = None
+    cache: bool | None = None
+    """Remember vectors of texts; by default where making them costs more than asking Redis."""
+
+
+class Chunking(_Section, frozen=True, kw_only=True):
+    strategy: Literal["recursive", "structure"] = "structure"
+    """`structure` keeps headings, tables and code together; `recursive` goes by size alone."""
+    size: Annotated[int, Meta(ge=64, le=4_096)] = 512
+    """Most characters of a chunk."""
+    overlap: Annotated[int, Meta(ge=0, le=1_024)] = 128
+
+
+class Sources(_Section, frozen=True, kw_only=True):
+    directory: str | None = None
+    """By default the RAG's id below `sources_root`."""
+    extensions: tuple[str, ...] = tuple(TYPES)
+    max_mb: Annotated[float, Meta(gt=0, le=500)] = 50.0
+    """Largest file."""
+    watch: bool = True
+    """Take what is put into `incoming/`."""
+    ocr: bool = False
+    """Read pages that are pictures; needs the program `tesseract`."""
+
+
+class Retrieval(_Section, frozen=True, kw_only=True):
+    top_k: Annotated[int, Meta(ge=1, le=50)] = 5
+    threshold: Annotated[float, Meta(ge=0, le=1)] | None = None
+
+
+class RateLimit(_Section, frozen=True, kw_only=True):
+    """Most documents that are taken in, over all workers."""
+
+    per_second: Annotated[float, Meta(gt=0, le=100_000)] | None = None
+
+
+class RagConfig(_Section, frozen=True, kw_only=True):
+    """The YAML file of one RAG."""
+
+    rag_id: Annotated[str, Meta(pattern=r"^[A-Za-z0-9_]{1,64}$")]
+    description: str = ""
+    collection: Collection = Collection()
+    embeddings: Embeddings = Embeddings()
+    chunking: Chunking = Chunking()
+    sources: Sources = Sources()
+    retrieval: Retrieval = Retrieval()
+    rate_limit: RateLimit = RateLimit()
+    weight: Annotated[int, Meta(ge=1, le=1_000)] = 1
+    """Documents that it may have in one turn among the RAGs."""
+
+    @property
+    def alias(self) -> str:
+        """The name of its collection."""
+        return self.collection.name or self.rag_id
+
+    @property
+    def max_bytes(self) -> int:
+        return int(self.sources.max_mb * 1024 * 1024)
+
+
+class DocumentsConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything that is configured, read and checked."""
+
+    client: ClientConfig
+    rags: dict[str, RagConfig]
+    problems: dict[str, tuple[str, ...]] = {}
+    """By file, what is wrong with RAGs that cannot be used; the others can."""
+    sources_root: Path
+    rags_dir: Path
+    work_dir: Path
+    """For parts of documents that are being read."""
+
+    def folder_of(self, rag: RagConfig) -> Path:
+        """Where the RAG's `incoming/`, `processed/` and `failed/` are."""
+        return self.sources_root / (rag.sources.directory or rag.rag_id)

@@ -1,0 +1,1 @@
+"""Files into chunks of text, in processes that may die of it."""

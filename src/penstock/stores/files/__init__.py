@@ -1,0 +1,1 @@
+"""Files in folders that nobody leads out of."""

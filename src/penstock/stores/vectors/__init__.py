@@ -1,0 +1,1 @@
+"""Vectors behind one small door: Qdrant's engine in the data directory, or a Qdrant server."""
