@@ -7,7 +7,7 @@ from typing import Literal
 
 import msgspec
 
-__all__ = ["Chunk", "Part", "digest_of"]
+__all__ = ["Chunk", "Kind", "Part", "digest_of"]
 
 Kind = Literal["text", "table", "code"]
 
