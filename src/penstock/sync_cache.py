@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import inspect
 import queue
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine, Iterable, Mapping
 from datetime import timedelta
+from functools import partial
 from typing import Any, TypeVar, overload
 
 from penstock.coordination import cache as asynchronous
@@ -16,6 +17,7 @@ from penstock.sync_sibling import Application, Sibling
 __all__ = ["Cache"]
 
 T = TypeVar("T")
+R = TypeVar("R")
 
 
 class Cache(Sibling[asynchronous.Cache]):
@@ -81,20 +83,66 @@ class Cache(Sibling[asynchronous.Cache]):
         `make` is called in the caller's own thread: it may use what belongs to that, such as a
         database connection of Django's.
         """
-        portal, cache = self.reach()
-        wanted: queue.SimpleQueue[asyncio.Future[_Made] | None] = queue.SimpleQueue()
+        return self._made_here(
+            lambda cache, made: cache.get_or_set(key, made, ttl=ttl, type=type), make
+        )
 
-        async def made() -> Any:
+    @overload
+    def get_or_set_many(
+        self,
+        keys: Iterable[str],
+        make_many: Callable[[list[str]], Mapping[str, T]],
+        *,
+        ttl: float | timedelta | None = None,
+        type: type[T],
+    ) -> dict[str, T]: ...
+    @overload
+    def get_or_set_many(
+        self,
+        keys: Iterable[str],
+        make_many: Callable[[list[str]], Any],
+        *,
+        ttl: float | timedelta | None = None,
+        type: Any = Any,
+    ) -> dict[str, Any]: ...
+    def get_or_set_many(
+        self,
+        keys: Iterable[str],
+        make_many: Callable[[list[str]], Any],
+        *,
+        ttl: float | timedelta | None = None,
+        type: Any = Any,  # noqa: A002
+    ) -> dict[str, Any]:
+        """The values by their keys, as `penstock.Cache.get_or_set_many`.
+
+        `make_many` is called in the caller's own thread, as with `get_or_set`.
+        """
+        names = list(keys)  # an iterator of the caller's is not read in another thread
+        return self._made_here(
+            lambda cache, made: cache.get_or_set_many(names, made, ttl=ttl, type=type), make_many
+        )
+
+    def _made_here(
+        self,
+        ask: Callable[[asynchronous.Cache, Callable[..., Any]], Coroutine[Any, Any, R]],
+        make: Callable[..., Any],
+    ) -> R:
+        """Ask with a `make` that has the work done by this thread."""
+        portal, cache = self.reach()
+        wanted: queue.SimpleQueue[tuple[asyncio.Future[_Made], tuple[Any, ...]] | None]
+        wanted = queue.SimpleQueue()
+
+        async def made(*arguments: Any) -> Any:
             answer: asyncio.Future[_Made] = asyncio.get_running_loop().create_future()
-            wanted.put(answer)
+            wanted.put((answer, arguments))
             value = (await answer).value()
             return await value if inspect.isawaitable(value) else value
 
-        future = portal.begin(cache.get_or_set(key, made, ttl=ttl, type=type))
+        future = portal.begin(ask(cache, made))
         future.add_done_callback(lambda _: wanted.put(None))
         try:
-            while (answer := wanted.get()) is not None:
-                portal.post(_settling(answer, _Made(make)))
+            while (wish := wanted.get()) is not None:
+                portal.post(_settling(wish[0], _Made(partial(make, *wish[1]))))
         except BaseException:
             future.cancel()  # Ctrl-C: others make it
             raise

@@ -23,6 +23,7 @@ from penstock.errors import (
     SettingError,
     Unreachable,
 )
+from penstock.redis.node import Role
 from penstock.settings import CacheSettings, Settings
 from penstock.testing.eventually import eventually
 
@@ -401,6 +402,246 @@ async def test_a_full_server_still_lets_values_be_made(start_server, open_cache)
     server.command("CONFIG", "SET", "maxmemory", "0")
     assert await cache.get_or_set("k", maker) == "made"
     assert await cache.get("k") == "made"
+
+
+# ---- single flight, many at once
+
+
+class ManyMaker:
+    """Makes values when it is told to, and notes what it was asked for."""
+
+    def __init__(self, name="made", *, free=False, leaves_out=()):
+        self.name, self.asked, self.leaves_out = name, [], leaves_out
+        self.error: Exception | None = None
+        self.began, self.go_on = asyncio.Event(), asyncio.Event()
+        if free:
+            self.go_on.set()
+
+    async def __call__(self, missing):
+        self.asked.append(missing)
+        self.began.set()
+        await self.go_on.wait()
+        if self.error is not None:
+            raise self.error
+        return {key: f"{self.name} {key}" for key in missing if key not in self.leaves_out}
+
+
+def flights_of(cache, keys):
+    return [cache.app.redis.keys.cache(cache.space, key).flight for key in keys]
+
+
+async def test_of_many_values_only_the_missing_ones_are_made_and_all_at_once(cache):
+    await cache.set("b", "there")
+    maker = ManyMaker(free=True)
+    keys = ["a", "b", "c", "a"]
+    wanted = {"a": "made a", "b": "there", "c": "made c"}
+    found = await cache.get_or_set_many(keys, maker, ttl=100)
+    assert found == wanted
+    assert list(found) == ["a", "b", "c"]
+    assert await cache.get_or_set_many(keys, maker) == wanted
+    assert maker.asked == [["a", "c"]]
+    assert await cache.get("c") == "made c"
+    assert 95 < await cache.ttl("c") <= 100
+    assert await cache.get_or_set_many([], maker) == {}
+    for flight in flights_of(cache, "ac"):
+        assert await cache.app.redis.call("EXISTS", flight) == 0
+    assert await cache.get_or_set_many(["d"], lambda keys: dict.fromkeys(keys, 5)) == {"d": 5}
+
+
+async def test_more_values_than_fit_in_one_round_trip_are_made(cache):
+    maker = ManyMaker(free=True)
+    keys = [f"k{number}" for number in range(1_200)]
+    assert len(await cache.get_or_set_many(keys, maker)) == 1_200
+    assert len(await cache.get_or_set_many(keys, maker)) == 1_200
+    assert maker.asked == [keys]
+
+
+async def test_each_of_many_values_is_made_once_over_all_processes(open_cache):
+    caches = [await open_cache() for _ in range(4)]
+    makers = [ManyMaker(str(number)) for number in range(4)]
+    keys = [f"k{number}" for number in range(60)]
+    asked = [
+        asyncio.create_task(
+            caches[n % 4].get_or_set_many(keys[n % 7 : n % 7 + 40][:: 1 if n % 2 else -1], maker)
+        )
+        for n, maker in enumerate(makers * 10)
+    ]
+    await asyncio.gather(*(maker.began.wait() for maker in makers[:1]))
+    await asyncio.sleep(0.1)  # the others have looked several times by now
+    for maker in makers:
+        maker.go_on.set()
+    found = await asyncio.gather(*asked)
+    made = [key for maker in makers for missing in maker.asked for key in missing]
+    assert sorted(made) == sorted(set(made)) == sorted(keys[:46])
+    stored = await caches[0].get_many(keys)
+    assert all(one[key] == stored[key] for one in found for key in one)
+    assert all(len(one) == 40 for one in found)
+
+
+async def test_one_value_and_many_share_their_flights(open_cache):
+    cache, other = await open_cache(), await open_cache()
+    single, many = Maker("single"), ManyMaker("many")
+    first = asyncio.create_task(cache.get_or_set("a", single))
+    await single.began.wait()
+    here = asyncio.create_task(cache.get_or_set_many(["a", "b"], many))
+    await many.began.wait()
+    there = asyncio.create_task(other.get_or_set_many(["b", "a"], ManyMaker("there", free=True)))
+    late = asyncio.create_task(cache.get_or_set("b", lambda: "late"))
+    many.go_on.set()
+    assert await late == "many b", "what is ours is stored before we wait for others"
+    single.go_on.set()
+    assert await first == "single"
+    assert await here == await there == {"a": "single", "b": "many b"}
+
+
+async def test_two_who_ask_for_the_same_values_the_other_way_round_never_wait_for_each_other(
+    open_cache,
+):
+    caches = [await open_cache() for _ in range(3)]
+    for turn in range(20):
+        keys = [f"{turn}-{number}" for number in range(10)]
+        asked = [
+            cache.get_or_set_many(some, ManyMaker(free=True))
+            for cache in caches
+            for some in (keys, keys[::-1], keys[3:], keys[:7])
+        ]
+        async with asyncio.timeout(20):
+            await asyncio.gather(*asked)
+
+
+async def test_what_making_many_raises_reaches_its_caller_and_others_make_theirs(open_cache):
+    cache, other = await open_cache(), await open_cache()
+    failing, second, third = ManyMaker(), ManyMaker("second", free=True), ManyMaker(free=True)
+    failing.error = LookupError("one of them is bad")
+    first = asyncio.create_task(cache.get_or_set_many(["bad", "a", "b"], failing))
+    await failing.began.wait()
+    here = asyncio.create_task(cache.get_or_set_many(["a"], second))
+    there = asyncio.create_task(other.get_or_set_many(["b"], third))
+    await asyncio.sleep(0)
+    failing.go_on.set()
+    with pytest.raises(LookupError):
+        await first
+    assert await here == {"a": "second a"}
+    assert await there == {"b": "made b"}
+    assert not await cache.exists("bad")
+    assert await cache.app.redis.call("EXISTS", flights_of(cache, ["bad"])[0]) == 0
+
+
+async def test_a_key_that_is_left_out_is_missing_and_others_may_make_it(open_cache):
+    cache = await open_cache()
+    maker, other = ManyMaker(leaves_out=["b"]), ManyMaker("other", free=True)
+    first = asyncio.create_task(cache.get_or_set_many(["a", "b"], maker))
+    await maker.began.wait()
+    waiting = asyncio.create_task(cache.get_or_set_many(["b", "a"], other))
+    await asyncio.sleep(0)
+    maker.go_on.set()
+    assert await first == {"a": "made a"}
+    assert await waiting == {"b": "other b", "a": "made a"}
+    assert await cache.get_or_set_many(["x"], lambda _: {"y": 1}) == {}
+    assert not await cache.exists("y"), "nobody asked for it"
+    for wrong in (None, 7, ["x"]):
+        with pytest.raises(InvalidItem):
+            await cache.get_or_set_many(["x"], lambda _, wrong=wrong: wrong)
+
+
+async def test_who_makes_many_and_dies_is_replaced_after_its_silence(open_cache):
+    cache, other = await open_cache(flight_s=0.3), await open_cache(flight_s=0.3)
+    maker, second = ManyMaker(), ManyMaker("second", free=True)
+    dying = asyncio.create_task(cache.get_or_set_many(["a", "b"], maker))
+    await maker.began.wait()
+    await cache.leases.close()  # nobody renews it any more
+    found = await other.get_or_set_many(["b", "c", "a"], second)
+    assert found == {"a": "second a", "b": "second b", "c": "second c"}
+    assert second.asked[0] == ["c"], "what is nobody's was made at once"
+    maker.go_on.set()
+    assert await dying == {"a": "made a", "b": "made b"}
+    assert await other.get("a") == "second a", "who was replaced does not overwrite"
+
+
+async def test_who_makes_many_slowly_is_waited_for_as_long_as_it_lives(open_cache):
+    cache, other = await open_cache(flight_s=0.2), await open_cache(flight_s=0.2)
+    maker, second = ManyMaker("slow"), ManyMaker("second", free=True)
+    first = asyncio.create_task(cache.get_or_set_many(["a", "b"], maker))
+    await maker.began.wait()
+    waiting = asyncio.create_task(other.get_or_set_many(["a", "b"], second))
+    await asyncio.sleep(0.6)  # three times as long as one who is silent is waited for
+    maker.go_on.set()
+    assert await first == await waiting == {"a": "slow a", "b": "slow b"}
+    assert second.asked == []
+
+
+@pytest.mark.parametrize("turns", [0, 1, 3, 100])
+async def test_who_makes_many_and_is_cancelled_leaves_nothing_behind(open_cache, turns):
+    cache, other = await open_cache(), await open_cache()
+    maker = ManyMaker()
+    first = asyncio.create_task(cache.get_or_set_many(["a", "b"], maker))
+    for _ in range(turns):
+        await asyncio.sleep(0)
+    if turns == 100:
+        await maker.began.wait()
+    waiting = asyncio.create_task(cache.get_or_set_many(["a"], ManyMaker("second", free=True)))
+    await asyncio.sleep(0)
+    first.cancel()
+    await asyncio.wait([first])
+    assert first.cancelled()
+    assert await waiting == {"a": "second a"}
+    async with asyncio.timeout(5):  # well before a flight ends by itself
+        found = await other.get_or_set_many(["a", "b"], ManyMaker("third", free=True))
+    assert found == {"a": "second a", "b": "third b"}
+
+
+async def test_many_values_of_another_type_are_made_anew(cache):
+    await cache.set("a", "as an older version stored it")
+    await cache.set("b", Camera("back"))
+    made = await cache.get_or_set_many(
+        ["a", "b"], lambda keys: {key: Camera(key) for key in keys}, type=Camera
+    )
+    assert made == {"a": Camera("a"), "b": Camera("back")}
+    assert await cache.get("a", type=Camera) == Camera("a")
+    with pytest.raises(DecodeError):
+        await cache.get_or_set_many(["c", "d"], lambda keys: dict.fromkeys(keys, 5), type=Camera)
+    assert await cache.get_many(["c", "d"]) == {}
+
+
+async def test_many_values_are_made_though_the_server_forgot_its_scripts(open_cache, place):
+    cache = await open_cache()
+    await cache.get_or_set_many(["a"], ManyMaker(free=True))
+    for node in await cache.app.redis.primaries():
+        wire = await node.wire(Role.DEFAULT)
+        await wire.send((("SCRIPT", "FLUSH"),))
+    keys = [f"k{number}" for number in range(20)]
+    assert len(await cache.get_or_set_many(keys, ManyMaker(free=True))) == 20
+    assert len(await cache.get_many(keys)) == 20
+
+
+async def test_many_values_that_cannot_be_stored_are_returned(
+    start_server, fault_proxy, open_cache
+):
+    server = start_server()
+    proxy = fault_proxy(server)
+    cache = await open_cache(url=proxy.url)
+    maker = ManyMaker()
+    making = asyncio.create_task(cache.get_or_set_many(["a", "b"], maker))
+    await maker.began.wait()
+    proxy.stop_listening()
+    proxy.cut()
+    maker.go_on.set()
+    assert await making == {"a": "made a", "b": "made b"}
+    with pytest.raises(Unreachable):
+        await cache.get_or_set_many(["a", "b"], maker)
+
+
+async def test_a_full_server_still_lets_many_values_be_made(start_server, open_cache):
+    server = start_server()
+    cache = await open_cache(url=server.url)
+    server.command("CONFIG", "SET", "maxmemory", "1")
+    maker = ManyMaker(free=True)
+    for calls in (1, 2):
+        assert len(await cache.get_or_set_many(["a", "b"], maker)) == 2
+        assert len(maker.asked) == calls
+    server.command("CONFIG", "SET", "maxmemory", "0")
+    assert len(await cache.get_or_set_many(["a", "b"], maker)) == 2
+    assert await cache.get("b") == "made b"
 
 
 # ---- sorted sets

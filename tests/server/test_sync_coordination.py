@@ -307,6 +307,28 @@ def test_a_cached_value_is_made_by_one_thread_in_that_thread(app):
     assert len(makers) == 1
 
 
+def test_many_cached_values_are_made_once_each_in_the_thread_that_asks(app):
+    cache, made = app.cache("camera"), []
+
+    def make_many(missing):
+        made.extend((key, threading.current_thread()) for key in missing)
+        assert app.redis.call("PING") == b"PONG"  # it may use Penstock itself
+        time.sleep(0.1)
+        return {key: key.upper() for key in missing}
+
+    def work(number):
+        keys = iter(["a", "b", "c", "d"][number % 2 :])
+        return cache.get_or_set_many(keys, make_many, ttl=60), threading.current_thread()
+
+    results = in_threads(work)
+    assert all(value["d"] == "D" for value, _ in results)
+    assert sorted(key for key, _ in made) == ["a", "b", "c", "d"]
+    assert {thread for _, thread in made} <= {thread for _, thread in results}
+    with pytest.raises(ZeroDivisionError):
+        cache.get_or_set_many(["e"], lambda keys: dict.fromkeys(keys, 1 / 0))
+    assert cache.get_or_set_many(["e"], lambda keys: dict.fromkeys(keys, 1), type=int) == {"e": 1}
+
+
 @pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt, StopIteration])
 def test_a_value_that_cannot_be_made_is_made_by_the_next(app, error):
     cache = app.cache("camera")

@@ -9,6 +9,15 @@ import time
 from collections.abc import Awaitable, Callable
 
 from penstock.coordination.leases import Leases
+from penstock.coordination.many_flights import (
+    FIRST_LOOK_S,
+    LONGEST_LOOK_S,
+    MAKE,
+    WAIT,
+    MakeMany,
+    ManyFlights,
+    Wanted,
+)
 from penstock.coordination.repeating import until_known
 from penstock.errors import NotOpen, OutcomeUnknown, ServerError
 from penstock.quiet import RateLimitedLog
@@ -18,9 +27,6 @@ from penstock.redis.keys.coordination import CacheKeys
 __all__ = ["Flights"]
 
 quiet = RateLimitedLog(logging.getLogger(__name__))
-
-_FIRST_LOOK_S, _LONGEST_LOOK_S = 0.02, 0.2
-_WAIT, _MAKE = 0, 1
 
 
 class Flights:
@@ -60,10 +66,16 @@ class Flights:
         finally:
             del self._here[keys.value]
 
+    async def values(self, wanted: Wanted, make: MakeMany, ttl_ms: int) -> dict[str, bytes]:
+        """`value` for many at once; `make` is asked for all that are ours to make together."""
+        return await ManyFlights(self._client, self._leases, self._here, make, ttl_ms).values(
+            wanted
+        )
+
     async def _found_or_made(
         self, keys: CacheKeys, make: Callable[[], Awaitable[bytes]], ttl_ms: int, useless: bytes
     ) -> bytes:
-        token, pause_s = secrets.token_hex(16), _FIRST_LOOK_S
+        token, pause_s = secrets.token_hex(16), FIRST_LOOK_S
         while True:
             began = time.monotonic()
             try:
@@ -71,12 +83,12 @@ class Flights:
             except (asyncio.CancelledError, OutcomeUnknown):
                 await self._make_way(keys, token)  # it may be ours all the same
                 raise
-            if said == _MAKE:
+            if said == MAKE:
                 return await self._made(keys, make, ttl_ms, token, began)
-            if said != _WAIT:
+            if said != WAIT:
                 return bytes(found[0])
             await asyncio.sleep(pause_s)
-            pause_s = min(pause_s * 2, _LONGEST_LOOK_S)
+            pause_s = min(pause_s * 2, LONGEST_LOOK_S)
 
     async def _made(
         self,

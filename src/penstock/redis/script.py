@@ -7,7 +7,7 @@ and gets the text with the call.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from hashlib import sha1
@@ -25,6 +25,7 @@ __all__ = ["Script", "ScriptCaller", "load_script", "script_of"]
 
 # From this version on a script may say in its first line how it wants to be run.
 _FLAGS_SINCE = 7
+_MOST_AT_ONCE = 500
 _FLAGS = re.compile(r"^-- Flags: ([a-z,-]+)", re.MULTILINE)
 _INCLUDE = re.compile(r"^-- Include: ([a-z]+)$", re.MULTILINE)
 
@@ -105,3 +106,26 @@ class ScriptCaller:
             return await self._client.call(*script.by_digest(version, keys, arguments), role=role)
         except ScriptMissing:
             return await self._client.call(*script.by_text(version, keys, arguments), role=role)
+
+    async def run_many(
+        self,
+        name: str,
+        calls: Sequence[tuple[tuple[str, ...], tuple[Argument, ...]]],
+        role: Role = Role.DEFAULT,
+    ) -> list[Reply]:
+        """Run it for each of the keys and arguments, 500 in one go; each has its own end."""
+        script, version = self.load(name), self._client.server_version
+        replies: list[Reply] = []
+        for start in range(0, len(calls), _MOST_AT_ONCE):
+            some = calls[start : start + _MOST_AT_ONCE]
+            said = await self._client.pipeline(
+                [script.by_digest(version, *call) for call in some], role=role
+            )
+            missed = [at for at, reply in enumerate(said) if isinstance(reply, ScriptMissing)]
+            if missed:
+                again = [script.by_text(version, *some[at]) for at in missed]
+                repeated = await self._client.pipeline(again, role=role)
+                for at, reply in zip(missed, repeated, strict=True):
+                    said[at] = reply
+            replies += said
+        return replies
