@@ -1,0 +1,114 @@
+"""The program of a child process that reads documents for its parent; see `parsers`.
+
+It is the part that a file may take over. So it has no secrets, opens nothing by name, reaches no
+network, and ends when a limit is passed or its parent hangs up.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import signal
+import socket
+from contextlib import suppress
+from typing import Final, Never, TypeVar
+
+import msgspec
+
+from penstock.pipelines.documents.parsing import fences, wire
+from penstock.queues.child import end_with_parent
+
+__all__ = ["main"]
+
+_REQUEST: Final = 1 << 16
+_RESERVE: Final = 4 << 20
+_PAGE_KB: Final = resource.getpagesize() // 1024
+
+M = TypeVar("M")
+
+
+def main(descriptor: int, parent: int) -> None:
+    """Serve `parent` over the socket `descriptor` until it hangs up."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)  # the parent alone decides, by SIGKILL or the line
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
+    line = socket.socket(fileno=descriptor)
+    line.set_inheritable(False)
+    with suppress(EOFError, ConnectionError):
+        _Server(line, parent).serve()
+
+
+class _Server:
+    def __init__(self, line: socket.socket, parent: int) -> None:
+        self._line, self._parent = line, parent
+        self._statm = _open_statm()
+        # Held until memory runs out: then there is some left to say so.
+        self._reserve: bytearray | None = bytearray(_RESERVE)
+
+    def serve(self) -> Never:
+        setup, _ = self._receive(msgspec.msgpack.Decoder(wire.Setup))
+        try:
+            # Before the fences: they keep files from being opened.
+            from penstock.pipelines.documents.parsing.reading import carry_out  # noqa: PLC0415
+        except ImportError as error:
+            self._line.sendall(wire.frame(wire.Ready(0, (), str(error)[:300])))
+            raise EOFError from None
+        held = fences.raise_all(setup)
+        end_with_parent(self._parent, self._line)  # after them: new rights make it forgotten
+        self._line.sendall(wire.frame(wire.Ready(self._resident_kb(), held)))
+
+        orders = msgspec.msgpack.Decoder(wire.Order)
+        while True:
+            order, file = self._receive(orders)
+            if file is None:
+                raise EOFError
+            fences.allow_cpu(setup.cpu_s)
+            try:
+                answer = carry_out(order, file)
+                if isinstance(answer, wire.Read):
+                    answer = msgspec.structs.replace(answer, resident_kb=self._resident_kb())
+                self._line.sendall(_framed(answer, order))
+            except MemoryError:
+                self._reserve = None
+                reason = "the document needs more memory than a parser may have"
+                self._line.sendall(wire.frame(wire.Refused("memory", "ERR_OUT_OF_MEMORY", reason)))
+            finally:
+                os.close(file)
+
+    def _receive(self, decoder: msgspec.msgpack.Decoder[M]) -> tuple[M, int | None]:
+        data, files, _, _ = socket.recv_fds(self._line, _REQUEST, 1)
+        received = bytearray(data)
+        while received and len(received) < wire.HEADER.size:
+            received += self._more()
+        if not received:
+            raise EOFError
+        end = wire.HEADER.size + wire.HEADER.unpack_from(received)[0]
+        while len(received) < end:
+            received += self._more()
+        return decoder.decode(memoryview(received)[wire.HEADER.size :]), next(iter(files), None)
+
+    def _more(self) -> bytes:
+        data = self._line.recv(_REQUEST)
+        if not data:
+            raise EOFError
+        return data
+
+    def _resident_kb(self) -> int:
+        if self._statm is None:
+            return 0
+        return int(os.pread(self._statm, 64, 0).split()[1]) * _PAGE_KB
+
+
+def _framed(answer: wire.Answer, order: wire.Order) -> bytes:
+    framed = wire.frame(answer)
+    if len(framed) > wire.largest_body(order.largest_text):
+        reason = "the chunks of the document are larger than its text may be"
+        return wire.frame(wire.Refused("parse", "ERR_TEXT_TOO_LARGE", reason))
+    return framed
+
+
+def _open_statm() -> int | None:
+    try:
+        return os.open("/proc/self/statm", os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return None

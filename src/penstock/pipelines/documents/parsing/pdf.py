@@ -1,0 +1,181 @@
+"""Text of PDF files, some pages at a time, by PDFium. Runs in a child: PDFium may crash."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Generator
+from contextlib import contextmanager
+from importlib import import_module
+from typing import Any, BinaryIO, Final
+
+from penstock.errors import DocumentError, ParseError
+from penstock.pipelines.documents.parsing.blocks import Block, Limits, Parsed
+from penstock.pipelines.documents.parsing.codes import explained
+
+__all__ = ["BETWEEN_PAGES", "Pages", "page_count", "pages"]
+
+pdfium: Any = import_module("pypdfium2")  # it has no types
+raw: Any = import_module("pypdfium2.raw")
+
+BETWEEN_PAGES: Final = "\n\n"
+"""What stands between two pages in the document's whole text."""
+
+_OCR_DPI: Final = 200
+_OCR_PIXELS: Final = 40_000_000  # an A3 page at that resolution has 7.7 million
+
+_LIGATURES: Final = str.maketrans(
+    {
+        "\ufb00": "ff",
+        "\ufb01": "fi",
+        "\ufb02": "fl",
+        "\ufb03": "ffi",
+        "\ufb04": "ffl",
+        "\ufb05": "st",
+        "\ufb06": "st",
+        "\xa0": " ",
+        "\r": "\n",
+        "\x00": None,
+    }
+)
+
+# PDFium puts one of these where a hyphen ends a line: the word goes on below.
+_BROKEN_WORD: Final = re.compile("[\x02\ufffe\xad]\n?")
+
+
+class Pages(Parsed):
+    """Some pages of a PDF."""
+
+    total: int = 0
+    """Pages of the whole document."""
+    end: int = 0
+    """Characters of the document up to the end of these pages."""
+    blank: int = 0
+    """How many of these pages have no text."""
+    failed: int = 0
+    """How many of these pages could not be read."""
+    cut: bool = False
+    """There was more text than `limits.largest_text`."""
+
+
+def page_count(file: BinaryIO) -> int:
+    with _opened(file) as document:
+        return len(document)
+
+
+def pages(
+    file: BinaryIO, first: int, last: int, limits: Limits, ocr: bool = False, *, start: int = 0
+) -> Pages:
+    """Read the pages from `first` (from 0) up to and without `last`.
+
+    `start` is where their text begins in the whole one. A page that cannot be read is counted, not
+    raised; with `ocr` pages without text are read by `tesseract`.
+    """
+    program = _tesseract() if ocr else None
+    with _opened(file) as document:
+        total = len(document)
+        found = Pages([], total=total, title=_title(document) if first == 0 else "")
+        room, found.end = limits.largest_text, start
+        for index in range(first, min(last, total)):
+            try:
+                text = _text_of(document, index, program)
+            except (pdfium.PdfiumError, ValueError, OverflowError):
+                found.failed += 1
+                continue
+            if not text:
+                found.blank += 1
+                continue
+            if len(text) > room:
+                text, found.cut = text[:room], True
+            if text:
+                where = found.end + (len(BETWEEN_PAGES) if found.end else 0)
+                found.blocks.append(Block(text, page=index + 1, start=where))
+                found.end, room = where + len(text), room - len(text)
+            if found.cut:
+                break
+    return found
+
+
+@contextmanager
+def _opened(file: BinaryIO) -> Generator[Any]:
+    try:
+        document = pdfium.PdfDocument(file)
+    except pdfium.PdfiumError as error:
+        raise _refusal(error) from None
+    try:
+        yield document
+    finally:
+        document.close()
+
+
+def _refusal(error: Exception) -> ParseError:
+    code = getattr(error, "err_code", None)
+    if code in (raw.FPDF_ERR_PASSWORD, raw.FPDF_ERR_SECURITY):
+        reason = "the PDF is encrypted and cannot be opened without its password"
+        return explained(ParseError, "ERR_PDF_ENCRYPTED", reason)
+    if code == raw.FPDF_ERR_SUCCESS:
+        return explained(ParseError, "ERR_PDF_EMPTY", "the PDF has no pages")
+    return explained(ParseError, "ERR_PDF_INVALID", "PDF header corrupted or invalid")
+
+
+def _title(document: Any) -> str:
+    title = document.get_metadata_value("Title")
+    return "" if title.lower() in ("untitled", "(anonymous)") else title.strip()[:500]
+
+
+def _text_of(document: Any, index: int, tesseract: str | None) -> str:
+    page = document[index]
+    try:
+        textpage = page.get_textpage()
+        try:
+            text = _tidy(textpage.get_text_bounded())
+        finally:
+            textpage.close()
+        if not text and tesseract is not None:
+            text = _tidy(_recognised(page, tesseract))
+        return text
+    finally:
+        page.close()
+
+
+def _tidy(text: str) -> str:
+    text = text.replace("\r\n", "\n").translate(_LIGATURES)
+    return _BROKEN_WORD.sub("", text).strip()
+
+
+def _tesseract() -> str:
+    program = shutil.which("tesseract")
+    if program is None:
+        reason = "pages are to be read by OCR, but there is no program tesseract"
+        raise explained(ParseError, "ERR_OCR_MISSING", reason)
+    return program
+
+
+def _recognised(page: Any, tesseract: str) -> str:
+    width, height = page.get_size()
+    if width <= 0 or height <= 0:
+        return ""
+    # A page may claim to be as large as a house.
+    scale = min(_OCR_DPI / 72, (_OCR_PIXELS / (width * height)) ** 0.5)
+    bitmap = page.render(scale=scale, grayscale=True, may_draw_forms=False)
+    try:
+        # As PGM, which needs no library, and through pipes, since a child writes no files.
+        rows, pixels = bitmap.stride, memoryview(bitmap.buffer).cast("B")
+        picture = b"".join(pixels[y * rows : y * rows + bitmap.width] for y in range(bitmap.height))
+        header = b"P5 %d %d 255\n" % (bitmap.width, bitmap.height)
+    finally:
+        bitmap.close()
+    done = subprocess.run(  # noqa: S603  found on PATH by us
+        (tesseract, "stdin", "stdout", "--dpi", str(round(scale * 72))),
+        input=header + picture,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        env={"PATH": os.environ.get("PATH", ""), "OMP_THREAD_LIMIT": "1"},
+        check=False,
+    )
+    if done.returncode != 0:
+        reason = f"tesseract ended with {done.returncode}"
+        raise explained(DocumentError, "ERR_OCR_FAILED", reason)
+    return done.stdout.decode("utf-8", "replace")
