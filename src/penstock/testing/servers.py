@@ -36,6 +36,7 @@ from penstock.testing.startable import Startable
 __all__ = [
     "BUS_OFFSET",
     "ServerProcess",
+    "die_with_parent",
     "free_port",
     "short_folder",
     "wait_until",
@@ -138,7 +139,7 @@ class ServerProcess(Startable):
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
-                preexec_fn=_die_with_parent(),  # noqa: PLW1509  an aborted run leaves no server behind
+                preexec_fn=die_with_parent(),  # noqa: PLW1509  an aborted run leaves no server behind
             )
 
     def wait_ready(self, *, wait_loaded: bool = True) -> None:
@@ -291,7 +292,8 @@ def short_folder() -> Path:
     return Path(tempfile.mkdtemp(prefix="penstock-test-", dir=short))
 
 
-def _die_with_parent() -> Callable[[], object] | None:
+def die_with_parent() -> Callable[[], object] | None:
+    """Make the `preexec_fn` of a process that is not to outlive the thread that starts it."""
     if sys.platform != "linux":
         return None
     prctl = ctypes.CDLL(None).prctl

@@ -22,6 +22,15 @@ _FULL = "53100"
 # 08 connection, 25P03 idle in transaction, 53 resources, 55P03 lock, 57 operator, 58 system.
 _AWAY = ("08", "25P03", "53", "55P03", "57", "58")
 _READ_ONLY = "25006"
+# Before there is a connection libpq hands on no code. In another language than this, a refusal that
+# lasts counts as one that may pass.
+_REFUSALS = (
+    "authentication failed",
+    "does not exist",
+    "no password supplied",
+    "no pg_hba.conf entry",
+    "permission denied for database",
+)
 
 
 def judged(error: Exception, *, is_lost: bool, is_write: bool) -> StoreError:
@@ -43,9 +52,10 @@ def judged(error: Exception, *, is_lost: bool, is_write: bool) -> StoreError:
 
 def judged_connect(error: psycopg.Error) -> StoreError:
     """Say why there is no connection. libpq's words name host and user, never the password."""
-    if (error.sqlstate or "").startswith(("28", "3D", "42")):  # who, which database, may they
-        return StoreError(f"PostgreSQL refuses: {_words(error)}")
-    return StoreAway(f"PostgreSQL cannot be reached: {_words(error)}")
+    words = _words(error)
+    if any(sign in words for sign in _REFUSALS):
+        return StoreError(f"PostgreSQL refuses: {words}")
+    return StoreAway(f"PostgreSQL cannot be reached: {words}")
 
 
 def _words(error: psycopg.Error) -> str:
