@@ -8,12 +8,10 @@ that a killed process leaves behind can wedge the next one.
 from __future__ import annotations
 
 import fcntl
-import hashlib
 import json
 import os
 import shutil
 import socket
-import stat
 import subprocess
 import sys
 import time
@@ -25,6 +23,7 @@ from penstock.errors import EmbeddedError, StartFailed
 from penstock.redis import keeper
 from penstock.redis.address import Endpoint
 from penstock.redis.binary import valkey_binary
+from penstock.redis.socket_place import make_home, socket_path
 from penstock.settings import EmbeddedSettings
 
 __all__ = ["Embedded", "EmbeddedStatus"]
@@ -38,8 +37,6 @@ _COURTESY_S = 3.0
 # Who only looks has a lock for microseconds, on a busy machine for as long as others have the
 # processor; who still has it after this long is a user.
 _LOOKING_S = 1.0
-# A unix socket's path must fit into 108 bytes (104 on macOS), its end included.
-_LONGEST_SOCKET_PATH = 100
 _LONGEST_PID = 10
 _FULL_DISK = 256 * 1024
 _LOADING = b"-LOADING"
@@ -66,7 +63,7 @@ class Embedded:
 
     def __init__(self, home: Path, settings: EmbeddedSettings) -> None:
         self.home = home
-        self.socket = _socket_path(home)
+        self.socket = socket_path(home, "valkey.sock")
         self._settings = settings
         # The descriptors by which we count as a user. No lock guards them (a fork could leave it
         # held for ever): appending and popping cannot be interrupted.
@@ -197,22 +194,10 @@ class Embedded:
         return _Patience(deadline, lambda: self._detachments == detachments)
 
     def _make_home(self) -> None:
-        folder = Path(self.socket).parent
         try:
-            self.home.mkdir(mode=0o700, parents=True, exist_ok=True)
-            folder.mkdir(mode=0o700, exist_ok=True)
-        except FileExistsError as error:
-            raise StartFailed(
-                f"data directory {self.home}: {error.filename} is no directory"
-            ) from None
+            make_home(self.home, self.socket)
         except OSError as error:
             raise StartFailed(f"data directory {self.home}: {error.strerror}") from None
-        facts = folder.lstat()
-        if folder != self.home and not (
-            stat.S_ISDIR(facts.st_mode) and facts.st_uid == os.getuid() and not facts.st_mode & 0o77
-        ):
-            # It stands where everybody may write: somebody else's server must not pass for ours.
-            raise StartFailed(f"{folder} must be a directory of this user alone")
 
     def _open(self, name: str) -> int:
         try:
@@ -336,15 +321,3 @@ def _reply(path: str, command: bytes = b"PING") -> bytes | None:
             return connection.recv(256)
     except OSError:
         return None
-
-
-def _socket_path(home: Path) -> str:
-    """In the data directory, or, where that path is too long for a socket, in a short place.
-
-    That place hangs on the data directory alone, not on TMPDIR: every process must find it.
-    """
-    path = str(home / "valkey.sock")
-    if len(os.fsencode(path)) <= _LONGEST_SOCKET_PATH:
-        return path
-    digest = hashlib.sha256(os.fsencode(path)).hexdigest()[:16]
-    return f"/tmp/penstock-{os.getuid()}/{digest}.sock"  # noqa: S108

@@ -187,7 +187,7 @@ class Keeper:
             stdin=subprocess.DEVNULL,
             pass_fds=(self.server_lock,),
             # Before exec, and in a program with one thread: nothing to go wrong.
-            preexec_fn=(lambda: _die_with(keeper)) if sys.platform == "linux" else None,
+            preexec_fn=(lambda: die_with(keeper)) if sys.platform == "linux" else None,
         )
 
     def _watch(self, server: subprocess.Popen[bytes]) -> None:
@@ -309,8 +309,8 @@ def try_lock(descriptor: int, kind: int) -> bool:
     return True
 
 
-def _die_with(keeper: int) -> None:
-    """Let the kernel end the server with its keeper, however that one ends."""
+def die_with(keeper: int) -> None:
+    """Let the kernel end this process with its parent, the keeper, however that one ends."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
     if os.getppid() != keeper:
         os._exit(1)  # it was killed before the kernel knew

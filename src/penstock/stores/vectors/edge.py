@@ -1,0 +1,200 @@
+"""Qdrant's in-process engine over a directory: every collection in it, and their aliases.
+
+    collections/<name>/   one collection: `collection.json`, and the engine's files in `shard/`
+    aliases.json          which name stands for which collection
+    making/               a collection that is being made or removed; nothing if no process is at it
+
+Only one process may use a directory (see `house.py`), and only one thread of it this class.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Generator, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import msgspec
+
+from penstock.errors import StoreError, StoreFull, StoreMismatch
+from penstock.stores.vectors.edge_collection import EdgeCollection, told
+from penstock.stores.vectors.edge_files import (
+    collection_name,
+    folder_name,
+    sync_folder,
+    write_durably,
+)
+from penstock.stores.vectors.port import CollectionInfo, Hit
+from penstock.stores.vectors.requests import Upsert
+
+__all__ = ["EdgeEngine"]
+
+# The engine writes to mapped memory, and dies when the disk has no room for it. It makes files of
+# this size at once.
+_ROOM = 32 * 1024 * 1024
+# What a deletion needs at most; where there is less even that would be death.
+_LITTLE_ROOM = 4 * 1024 * 1024
+# A vector is in the log, in the store, and with its payload in the indexes.
+_COPIES = 4
+
+
+class EdgeEngine:
+    """All collections of a directory. A write is in the engine's log when it returns."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self._folders = directory / "collections"
+        self._making = directory / "making"
+        self._folders.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if self._making.exists():
+            shutil.rmtree(self._making)
+        self._aliases = self._read_aliases()
+        self._collections: dict[str, EdgeCollection] = {}
+        for folder in sorted(self._folders.iterdir()):
+            name = collection_name(folder.name)
+            self._collections[name] = EdgeCollection(name, folder)
+
+    def find(self, name: str) -> EdgeCollection | None:
+        """The collection that has this name or alias."""
+        return self._collections.get(self._aliases.get(name, name))
+
+    def get(self, name: str) -> EdgeCollection:
+        if (collection := self.find(name)) is None:
+            raise StoreMismatch(f"there is no collection {name!r}")
+        return collection
+
+    def create(self, name: str, dimension: int) -> None:
+        if name in self._aliases:
+            raise StoreMismatch(f"{name!r} is an alias for collection {self._aliases[name]!r}")
+        folder = self._folders / folder_name(name)
+        if there := self._collections.get(name):
+            if there.dimension != dimension:
+                raise StoreMismatch(
+                    f"collection {name!r} has {there.dimension} dimensions, not {dimension}"
+                )
+            return
+        self._check_room(_ROOM)
+        new = self._making / folder.name
+        with _engine_errors():
+            EdgeCollection.make(new, dimension)
+            new.rename(folder)
+            sync_folder(self._folders)
+        self._collections[name] = EdgeCollection(name, folder)
+
+    def drop(self, name: str) -> None:
+        if (collection := self._collections.pop(name, None)) is None:
+            return
+        if self._aliases != (kept := {a: c for a, c in self._aliases.items() if c != name}):
+            self._write_aliases(kept)
+        with _engine_errors():
+            collection.close()
+            gone = self._making / collection.folder.name
+            gone.parent.mkdir(mode=0o700, exist_ok=True)
+            collection.folder.rename(gone)
+            sync_folder(self._folders)
+            shutil.rmtree(gone)
+
+    def collections(self) -> list[CollectionInfo]:
+        with _engine_errors():
+            return [collection.info() for collection in self._collections.values()]
+
+    def describe(self, name: str) -> CollectionInfo | None:
+        with _engine_errors():
+            return collection.info() if (collection := self.find(name)) else None
+
+    def upsert(self, writes: Sequence[Upsert]) -> list[StoreError | None]:
+        """Do what each asks for, all of one collection, or say for each why not."""
+        size = sum(len(point.vector) for write in writes for point in write.points)
+        try:
+            self._check_room(_ROOM + _COPIES * size)
+            return self.get(writes[0].collection).upsert(writes)
+        except StoreError as error:
+            return [error] * len(writes)
+
+    def delete_before(self, name: str, document: str, generation: int) -> None:
+        if collection := self.find(name):
+            self._check_room(_LITTLE_ROOM)
+            with _engine_errors():
+                collection.delete_before(document, generation)
+
+    def delete_generation(self, name: str, document: str, generation: int) -> None:
+        if collection := self.find(name):
+            self._check_room(_LITTLE_ROOM)
+            with _engine_errors():
+                collection.delete_generation(document, generation)
+
+    def vectors(self, name: str, ids: Iterable[str]) -> dict[str, bytes]:
+        with _engine_errors():
+            return collection.vectors(ids) if (collection := self.find(name)) else {}
+
+    def search(
+        self,
+        name: str,
+        vector: bytes,
+        limit: int,
+        documents: Sequence[str] = (),
+        threshold: float | None = None,
+    ) -> list[Hit]:
+        with _engine_errors():
+            return self.get(name).search(vector, limit, documents, threshold)
+
+    def counts(self, name: str, documents: Sequence[str]) -> dict[str, int]:
+        if (collection := self.find(name)) is None:
+            return dict.fromkeys(documents, 0)
+        with _engine_errors():
+            return collection.counts(documents)
+
+    def alias(self, name: str, target: str) -> None:
+        if name in self._collections:
+            raise StoreMismatch(f"{name!r} is a collection, and cannot stand for another")
+        if target not in self._collections:
+            raise StoreMismatch(f"there is no collection {target!r}")
+        folder_name(name)
+        if self._aliases.get(name) != target:
+            self._write_aliases(self._aliases | {name: target})
+
+    def aliases(self) -> dict[str, str]:
+        return dict(self._aliases)
+
+    def flush(self) -> None:
+        """Bring all that was written to the disk."""
+        for collection in self._collections.values():
+            with _engine_errors():
+                collection.flush()
+
+    def close(self) -> None:
+        for collection in self._collections.values():
+            with _engine_errors():
+                collection.close()
+
+    def wanting_tidying(self) -> Iterator[EdgeCollection]:
+        return (c for c in self._collections.values() if c.wants_tidying and not c.resting)
+
+    def _check_room(self, size: int) -> None:
+        there = os.statvfs(self.directory)
+        if there.f_bavail * there.f_frsize < size:
+            raise StoreFull(f"no room for vectors on the disk of {self.directory}")
+
+    def _read_aliases(self) -> dict[str, str]:
+        try:
+            data = (self.directory / "aliases.json").read_bytes()
+        except FileNotFoundError:
+            return {}
+        return msgspec.json.decode(data, type=dict[str, str])
+
+    def _write_aliases(self, aliases: dict[str, str]) -> None:
+        with _engine_errors():
+            write_durably(self.directory / "aliases.json", msgspec.json.encode(aliases))
+        self._aliases = aliases
+
+
+@contextmanager
+def _engine_errors() -> Generator[None]:
+    """Give what the engine and the disk refuse our own types."""
+    try:
+        yield
+    except StoreError:
+        raise
+    except Exception as error:  # noqa: BLE001  the engine raises nothing more precise
+        raise told(error) from None

@@ -1,0 +1,56 @@
+"""Names and small files of the engine's directory, safe against a crash of the machine."""
+
+from __future__ import annotations
+
+import os
+import string
+from pathlib import Path
+
+from penstock.errors import StoreMismatch
+from penstock.errors.base import shown
+
+__all__ = ["collection_name", "folder_name", "sync_folder", "write_durably"]
+
+# Capitals are spelled out: some file systems do not tell them from small letters.
+_PLAIN = frozenset((string.ascii_lowercase + string.digits + "-_").encode())
+_LONGEST_NAME = 200
+
+
+def folder_name(collection: str) -> str:
+    """A file name for any collection's name; StoreMismatch if there is none."""
+    try:
+        raw = collection.encode()
+    except UnicodeEncodeError:
+        raise StoreMismatch(f"collection name {shown(collection)}: it is no text") from None
+    name = "".join(chr(byte) if byte in _PLAIN else f"%{byte:02x}" for byte in raw)
+    if not 0 < len(name) <= _LONGEST_NAME:
+        raise StoreMismatch(f"collection name {shown(collection)}: it is empty or too long")
+    return name
+
+
+def collection_name(folder: str) -> str:
+    """The collection of which this is the file name."""
+    head, *rest = folder.split("%")
+    return b"".join(
+        (head.encode(), *(bytes.fromhex(part[:2]) + part[2:].encode() for part in rest))
+    ).decode()
+
+
+def write_durably(path: Path, data: bytes) -> None:
+    """Replace a file as a whole: after any crash it has the old or the new content."""
+    new = path.with_name(path.name + ".new")
+    with new.open("wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+    new.replace(path)
+    sync_folder(path.parent)
+
+
+def sync_folder(folder: Path) -> None:
+    """Let files that were made, renamed or removed in a folder be so after a crash."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
