@@ -8,7 +8,11 @@ from typing import Annotated, Final, Literal
 import msgspec
 from msgspec import Meta
 
+from penstock.errors.documents import ConfigurationWrong, RagMissing
+
 __all__ = [
+    "BUILTIN_DIMENSION",
+    "TAKEN_IDS",
     "TYPES",
     "Chunking",
     "ClientConfig",
@@ -22,6 +26,7 @@ __all__ = [
     "RedisConfig",
     "Retrieval",
     "Sources",
+    "Stamp",
 ]
 
 TYPES: Final = {
@@ -36,6 +41,12 @@ TYPES: Final = {
 }
 """The extensions that are read, and the type that each stands for."""
 
+BUILTIN_DIMENSION: Final = 256
+"""Of the vectors of the built-in model."""
+
+TAKEN_IDS: Final = frozenset({"high", "normal", "low", "queue"})
+"""What no RAG can be called: the queue has lanes and keys of these names."""
+
 Seconds = Annotated[float, Meta(gt=0, le=86_400)]
 
 
@@ -47,13 +58,23 @@ class QdrantConfig(_Section, frozen=True, kw_only=True):
     url: str | None = None
     """Of a Qdrant server; without one the engine runs here."""
     api_key: str | None = None
-    timeout: Seconds = 30.0
+    timeout: Seconds | None = None
+    """How long it may take to answer; `vectors.answer_s` by default."""
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}(…)"  # the key, and an address may hold one
 
 
 class RedisConfig(_Section, frozen=True, kw_only=True):
     url: str | None = None
+    """Of a server; without one Penstock's own settings say where it is."""
     password: str | None = None
+    """For an address that does not say one."""
     db: Annotated[int, Meta(ge=0, le=1_000_000)] | None = None
+    """For an address that does not say one."""
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}(…)"
 
 
 class PathsConfig(_Section, frozen=True, kw_only=True):
@@ -130,7 +151,10 @@ class RateLimit(_Section, frozen=True, kw_only=True):
 class RagConfig(_Section, frozen=True, kw_only=True):
     """The YAML file of one RAG."""
 
-    rag_id: Annotated[str, Meta(pattern=r"^[A-Za-z0-9_]{1,64}$")]
+    rag_id: Annotated[str, Meta(pattern=r"^[A-Za-z0-9_]{1,64}\Z")]
+    """Letters, digits and `_`; the only field that has to be there."""
+    display_name: str = ""
+    """For people; by default the id."""
     description: str = ""
     collection: Collection = Collection()
     embeddings: Embeddings = Embeddings()
@@ -147,8 +171,26 @@ class RagConfig(_Section, frozen=True, kw_only=True):
         return self.collection.name or self.rag_id
 
     @property
+    def title(self) -> str:
+        """Its name for people."""
+        return self.display_name or self.rag_id
+
+    @property
     def max_bytes(self) -> int:
         return int(self.sources.max_mb * 1024 * 1024)
+
+    def folder_in(self, sources_root: Path) -> Path:
+        """Where its `incoming/`, `processed/` and `failed/` are."""
+        return sources_root / (self.sources.directory or self.rag_id)
+
+
+class Stamp(msgspec.Struct, frozen=True, array_like=True):
+    """What a file was when it was read."""
+
+    name: str
+    size: int
+    mtime_ns: int
+    inode: int
 
 
 class DocumentsConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -156,13 +198,35 @@ class DocumentsConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     client: ClientConfig
     rags: dict[str, RagConfig]
+    """Those that can be used. `rag()` tells why another one cannot."""
     problems: dict[str, tuple[str, ...]] = {}
     """By file, what is wrong with RAGs that cannot be used; the others can."""
+    files: dict[str, str] = {}
+    """The file of each RAG by its id, those that cannot be used included."""
     sources_root: Path
     rags_dir: Path
     work_dir: Path
     """For parts of documents that are being read."""
+    client_file: Path | None = None
+    """`client.yaml`, or where it would be."""
+    stamps: tuple[Stamp, ...] = ()
+    """Of all files that were read, for `changed()`."""
+
+    def rag(self, rag_id: str) -> RagConfig:
+        """What is configured for a RAG.
+
+        `RagMissing` if nothing is, `ConfigurationWrong` with every mistake if it cannot be used.
+        """
+        if (found := self.rags.get(rag_id)) is not None:
+            return found
+        # A file too broken to tell its id counts as that of the RAG it is named after.
+        file = self.files.get(rag_id) or next(
+            (name for name in self.problems if Path(name).stem == rag_id), None
+        )
+        if file is None or file not in self.problems:
+            raise RagMissing(rag_id, tuple(sorted(self.rags)))
+        raise ConfigurationWrong(str(self.rags_dir / file), self.problems[file])
 
     def folder_of(self, rag: RagConfig) -> Path:
         """Where the RAG's `incoming/`, `processed/` and `failed/` are."""
-        return self.sources_root / (rag.sources.directory or rag.rag_id)
+        return rag.folder_in(self.sources_root)

@@ -1,0 +1,132 @@
+"""YAML as configuration needs it: one mapping of plain values, and nothing that grows or hides."""
+
+from __future__ import annotations
+
+import stat
+from pathlib import Path
+from typing import Any, Final
+
+import yaml
+
+__all__ = ["LARGEST", "NotRead", "read_yaml"]
+
+LARGEST: Final = 1024 * 1024
+"""Bytes of a configuration file."""
+DEEPEST: Final = 20
+"""Levels of lists and mappings within each other."""
+
+
+class NotRead(Exception):
+    """A file that cannot be read as configuration; its text says where and why."""
+
+
+def read_yaml(path: Path) -> dict[str, Any]:
+    """The fields of a file. `NotRead` for what is not one mapping with each key once.
+
+    Keys are texts as they are written. Dates stay texts; anchors, aliases, merges and tags for
+    Python objects are refused: a few bytes of them can stand for gigabytes, or run programs.
+    """
+    text = _text(path)
+    loader: Any = None
+    try:
+        loader = _Loader(text)
+        node: Any = loader.get_single_node()
+        if node is None:
+            raise NotRead("the file is empty")
+        if not isinstance(node, yaml.MappingNode):
+            raise NotRead(f"expected fields with values, as `name: value`, not {_KINDS[node.id]}")
+        return _mapping(node, loader)
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        raise NotRead(f"line {mark.line + 1 if mark else 1}: {_words(error)}") from None
+    except yaml.reader.ReaderError as error:
+        line = text.count("\n", 0, error.position) + 1
+        raise NotRead(f"line {line}: a character that YAML does not allow") from None
+    finally:
+        if loader is not None:
+            loader.dispose()  # breaks its references to itself
+
+
+def _text(path: Path) -> str:
+    try:
+        # Whoever opens a pipe waits for its other end.
+        if not stat.S_ISREG(path.stat().st_mode):
+            raise NotRead("not a file")
+        with path.open("rb") as file:
+            content = file.read(LARGEST + 1)
+    except OSError as error:
+        raise NotRead(error.strerror or str(error)) from None
+    if len(content) > LARGEST:
+        raise NotRead(f"the file is too large: expected at most {LARGEST:,} bytes")
+    try:
+        return content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = content.count(b"\n", 0, error.start) + 1
+        raise NotRead(f"line {line}: not UTF-8") from None
+
+
+class _Loader(yaml.SafeLoader):
+    depth = 0
+
+    def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
+        events: Any = self
+        event: Any = events.peek_event()
+        if isinstance(event, yaml.AliasEvent) or getattr(event, "anchor", None) is not None:
+            raise _at(event.start_mark, "anchors and aliases (&, *) are not taken")
+        if self.depth >= DEEPEST:
+            raise _at(event.start_mark, f"nested more than {DEEPEST} levels deep")
+        self.depth += 1
+        try:
+            return super().compose_node(parent, index)
+        finally:
+            self.depth -= 1
+
+
+# A date would become an object that no field wants; `2024-01-01` is a good description.
+_Loader.yaml_implicit_resolvers = {
+    first: [pair for pair in pairs if pair[0] != "tag:yaml.org,2002:timestamp"]
+    for first, pairs in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
+
+_KINDS = {"scalar": "a single value", "sequence": "a list"}
+
+
+def _mapping(node: yaml.MappingNode, loader: Any) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    lines: dict[str, int] = {}
+    for key_node, value_node in node.value:
+        mark = key_node.start_mark
+        if not isinstance(key_node, yaml.ScalarNode):
+            raise _at(mark, "expected a name before the colon")
+        key: str = key_node.value
+        if key_node.tag == "tag:yaml.org,2002:merge":
+            raise _at(mark, "merging with << is not taken")
+        if key in found:
+            raise _at(mark, f"{key!r} stands here a second time, first in line {lines[key]}")
+        lines[key] = mark.line + 1
+        found[key] = _value(value_node, loader)
+    return found
+
+
+def _value(node: Any, loader: Any) -> Any:
+    if isinstance(node, yaml.MappingNode):
+        return _mapping(node, loader)
+    if isinstance(node, yaml.SequenceNode):
+        return [_value(item, loader) for item in node.value]
+    try:
+        return loader.construct_object(node)
+    except ValueError as error:  # a number of more digits than Python reads
+        raise _at(node.start_mark, str(error)) from None
+
+
+def _at(mark: Any, words: str) -> yaml.MarkedYAMLError:
+    return yaml.MarkedYAMLError(problem=words, problem_mark=mark)
+
+
+def _words(error: yaml.MarkedYAMLError) -> str:
+    problem = error.problem or "not valid YAML"
+    if r"'\t'" in problem:
+        return "a tab; expected spaces"
+    if error.context == "expected a single document in the stream":
+        return "a second document begins here; expected one in a file"
+    return f"not valid YAML: {problem}" if type(error) is not yaml.MarkedYAMLError else problem
