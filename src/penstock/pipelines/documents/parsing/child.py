@@ -16,7 +16,7 @@ from typing import Final, Never, TypeVar
 import msgspec
 
 from penstock.pipelines.documents.parsing import fences, wire
-from penstock.queues.child import end_with_parent
+from penstock.queues.child import end_with_parent, max_rss_kb
 
 __all__ = ["main"]
 
@@ -50,12 +50,13 @@ class _Server:
         try:
             # Before the fences: they keep files from being opened.
             from penstock.pipelines.documents.parsing.reading import carry_out  # noqa: PLC0415
-        except ImportError as error:
-            self._line.sendall(wire.frame(wire.Ready(0, (), str(error)[:300])))
+        except Exception as error:  # noqa: BLE001  nobody else would hear of it
+            problem = f"{type(error).__name__}: {str(error)[:300]}"
+            self._line.sendall(wire.frame(wire.Ready(0, 0, (), problem)))
             raise EOFError from None
         held = fences.raise_all(setup)
         end_with_parent(self._parent, self._line)  # after them: new rights make it forgotten
-        self._line.sendall(wire.frame(wire.Ready(self._resident_kb(), held)))
+        self._line.sendall(wire.frame(wire.Ready(self._resident_kb(), _peak_kb(), held)))
 
         orders = msgspec.msgpack.Decoder(wire.Order)
         while True:
@@ -105,6 +106,10 @@ def _framed(answer: wire.Answer, order: wire.Order) -> bytes:
         reason = "the chunks of the document are larger than its text may be"
         return wire.frame(wire.Refused("parse", "ERR_TEXT_TOO_LARGE", reason))
     return framed
+
+
+def _peak_kb() -> int:
+    return max_rss_kb(resource.getrusage(resource.RUSAGE_SELF))
 
 
 def _open_statm() -> int | None:

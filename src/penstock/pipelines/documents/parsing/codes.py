@@ -58,6 +58,7 @@ SUGGESTIONS: Final[dict[str, tuple[str, ...]]] = {
     ),
     "ERR_PARSER_CRASHED": ("Export the document again: its file crashes the reader",),
     "ERR_PARSER_START": ("Install what reads documents: pip install 'penstock[documents]'",),
+    "ERR_OCR_FAILED": ("Check that tesseract works: tesseract --version",),
     "ERR_FILE_READ": ("Check the disk or the network that the file is on",),
 }
 """By error code. `{name}` stands for the name of the file."""

@@ -54,6 +54,8 @@ class Parsers:
         self._open = False
         self.started = 0
         """Children so far."""
+        self.at_work = 0
+        """Parts that are being read."""
 
     async def __aenter__(self) -> Self:
         self._open = True
@@ -118,6 +120,7 @@ class Parsers:
         async with self._free:
             within_s = self._settings.parse_wall_s
             child = await self._child(ocr=order.ocr)
+            self.at_work += 1
             try:
                 answer = await child.read(wire.frame(order), fd, within_s)
                 if isinstance(answer, wire.Read):
@@ -133,6 +136,8 @@ class Parsers:
                 raise explained(ParserDied, "ERR_PARSER_CRASHED", reason, name) from None
             except Ended as error:
                 raise self._death(error.ending, name) from None
+            finally:
+                self.at_work -= 1
             if answer.kind == "memory":
                 child.kill()  # what is left of the document may fill it still
             else:
@@ -166,7 +171,7 @@ class Parsers:
         except TimeoutError:
             problem = f"it was not ready within {_START_S:g} s"
         except (Ended, Garbage) as error:
-            problem = f"it ended at once ({error})"
+            problem = f"it ended at once: {error}"
         if problem:
             child.kill()
             reason = f"a parser could not be started: {problem}"
@@ -188,10 +193,11 @@ class Parsers:
         how = f"exited with code {ending.exit_code}"
         if ending.signal is not None:
             how = f"was ended by {signal.Signals(ending.signal).name}"
-        # The system ends with SIGKILL who asks for memory that is not there; and a library that
-        # gets none ends by itself, in one way or another.
-        full = (ending.max_rss_kb or 0) >> 10 > self._settings.parse_memory_mb / 2
-        if ending.signal == signal.SIGKILL or full:
+        # The system ends with SIGKILL who asks for memory that is not there; a library that gets
+        # none aborts or, where it does not look, crashes.
+        peak_kb, half_kb = ending.max_rss_kb, self._settings.parse_memory_mb << 9
+        aborted = ending.signal == signal.SIGABRT and peak_kb is None
+        if ending.signal == signal.SIGKILL or aborted or (peak_kb or 0) > half_kb:
             reason = f"the parser {how}, most likely for lack of memory"
             return explained(ParserDied, "ERR_OUT_OF_MEMORY", reason, name)
         return explained(ParserDied, "ERR_PARSER_CRASHED", f"the parser {how}", name)

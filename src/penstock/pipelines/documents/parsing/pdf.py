@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import re
 import shutil
@@ -9,7 +10,7 @@ import subprocess
 from collections.abc import Generator
 from contextlib import contextmanager
 from importlib import import_module
-from typing import Any, BinaryIO, Final
+from typing import Any, BinaryIO, Final, cast
 
 from penstock.errors import DocumentError, ParseError
 from penstock.pipelines.documents.parsing.blocks import Block, Limits, Parsed
@@ -100,23 +101,45 @@ def pages(
 
 @contextmanager
 def _opened(file: BinaryIO) -> Generator[Any]:
+    # By hand: PDFium leaves an earlier error standing, so that only the missing handle tells a file
+    # that it cannot open from one without pages.
+    access = _access(file)  # to be held until the document is closed
+    handle = raw.FPDF_LoadCustomDocument(access, None)
+    if not handle:
+        raise _refusal(raw.FPDF_GetLastError())
+    document = pdfium.PdfDocument(handle)
     try:
-        document = pdfium.PdfDocument(file)
-    except pdfium.PdfiumError as error:
-        raise _refusal(error) from None
-    try:
+        if not len(document):
+            raise explained(ParseError, "ERR_PDF_EMPTY", "the PDF has no pages")
         yield document
     finally:
         document.close()
 
 
-def _refusal(error: Exception) -> ParseError:
-    code = getattr(error, "err_code", None)
+def _access(file: BinaryIO) -> Any:
+    """How PDFium reads from `file`: never all of it, and never beyond what is there by then."""
+
+    def read(_: object, place: int, target: object, size: int) -> int:
+        try:
+            file.seek(place)
+            data = file.read(size)
+        except (OSError, ValueError):
+            return 0
+        if len(data) != size:
+            return 0
+        ctypes.memmove(cast("Any", target), data, size)
+        return 1
+
+    access = raw.FPDF_FILEACCESS()
+    access.m_FileLen = file.seek(0, os.SEEK_END)
+    access.m_GetBlock = type(access.m_GetBlock)(read)
+    return access
+
+
+def _refusal(code: int) -> ParseError:
     if code in (raw.FPDF_ERR_PASSWORD, raw.FPDF_ERR_SECURITY):
         reason = "the PDF is encrypted and cannot be opened without its password"
         return explained(ParseError, "ERR_PDF_ENCRYPTED", reason)
-    if code == raw.FPDF_ERR_SUCCESS:
-        return explained(ParseError, "ERR_PDF_EMPTY", "the PDF has no pages")
     return explained(ParseError, "ERR_PDF_INVALID", "PDF header corrupted or invalid")
 
 

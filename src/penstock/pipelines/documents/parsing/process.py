@@ -22,6 +22,7 @@ __all__ = ["Ended", "Garbage", "ParserProcess"]
 
 _CHUNK = 1 << 18
 _LOOK_S = 0.02
+_DYING_S = 1.0
 
 # The parent's sys.path comes first of all: Penstock itself may have been found through it.
 _START = (
@@ -57,11 +58,12 @@ class ParserProcess:
         self._loop = asyncio.get_running_loop()
         self._largest_body = largest_body
         self.ocr = setup.ocr
-        self.parts = self.resident_kb = self.first_resident_kb = 0
+        self.parts = self.resident_kb = self.first_resident_kb = self._inherited_kb = 0
         self.ended: asyncio.Future[Ending] = self._loop.create_future()
         self._answer: asyncio.Future[wire.Answer] | None = None
         self._received = bytearray()
         self._next_look: asyncio.TimerHandle | None = None
+        self._last_moment: asyncio.TimerHandle | None = None
         self._process, self._line = _start()
         self.pid = self._process.pid
         self._pidfd = _open_pidfd(self.pid)
@@ -78,6 +80,7 @@ class ParserProcess:
         if not isinstance(answer, wire.Ready):
             raise self._is_garbage("an answer before the first question")
         self.resident_kb = self.first_resident_kb = answer.resident_kb
+        self._inherited_kb = answer.peak_kb
         return answer
 
     async def read(self, order: bytes, file: int, within_s: float) -> wire.Read | wire.Refused:
@@ -99,7 +102,7 @@ class ParserProcess:
             with suppress(ProcessLookupError, PermissionError):
                 os.killpg(self.pid, signal.SIGKILL)
             with suppress(ProcessLookupError):  # the group is made a moment after the process
-                self._process.send_signal(signal.SIGKILL)
+                os.kill(self.pid, signal.SIGKILL)  # ours until it is waited for, and only we do
 
     async def _ask(self, send: Callable[[], int], within_s: float) -> wire.Answer:
         if self.ended.done():
@@ -132,7 +135,8 @@ class ParserProcess:
     def _on_readable(self) -> None:
         if self._read() == 0:
             self._loop.remove_reader(self._line)
-            self.kill()  # without a line it is of no use; how it ended, its end will tell
+            # It is dying, which its end will tell more about; or it is of no use any more.
+            self._last_moment = self._loop.call_later(_DYING_S, self.kill)
 
     def _read(self) -> int | None:
         """Take what has come: its size, 0 at the end of the line, None if there is nothing."""
@@ -176,9 +180,8 @@ class ParserProcess:
             self._look_later()
             return
         code = os.waitstatus_to_exitcode(status)
-        self._on_end(
-            Ending(-code if code < 0 else None, code if code >= 0 else None, max_rss_kb(usage))
-        )
+        peak_kb = max_rss_kb(usage) if max_rss_kb(usage) > self._inherited_kb else None
+        self._on_end(Ending(-code if code < 0 else None, code if code >= 0 else None, peak_kb))
 
     def _look_later(self) -> None:
         if self._pidfd is None:
@@ -190,8 +193,9 @@ class ParserProcess:
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(self.pid, signal.SIGKILL)  # what it has started, and left behind
         self._process.returncode = 0  # Popen need not wait for it
-        if self._next_look is not None:
-            self._next_look.cancel()
+        for timer in (self._next_look, self._last_moment):
+            if timer is not None:
+                timer.cancel()
         self._loop.remove_reader(self._line)
         self._line.close()
         if self._pidfd is not None:

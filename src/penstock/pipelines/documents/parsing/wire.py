@@ -64,6 +64,8 @@ class Ready(msgspec.Struct, frozen=True, array_like=True, tag=0):
     """It can take orders."""
 
     resident_kb: int
+    peak_kb: int
+    """So far. Linux hands the parent's own peak down to whom it starts."""
     fences: tuple[str, ...] = ()
     """What keeps it in: limits that this system does not have are not among them."""
     problem: str = ""
