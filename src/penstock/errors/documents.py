@@ -35,6 +35,8 @@ class StoreAway(StoreError):
     """It does not answer now; what was asked may or may not have happened. Ask again later."""
 
     error_code = "ERR_STORE_AWAY"
+    retry_after: float | None = None
+    """Seconds that it asks to be left alone."""
 
 
 class StoreFull(StoreError):

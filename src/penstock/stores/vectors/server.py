@@ -1,0 +1,241 @@
+"""Vectors in a Qdrant server, by its address.
+
+The server itself compares generations when it writes (`update_filter`, since Qdrant 1.16), so two
+workers never meet between a look and a write. A server that would ignore that is not written to.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Awaitable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, TypeVar
+from urllib.parse import urlsplit
+
+from penstock.errors import ConfigError, StoreAway, StoreMismatch
+from penstock.settings import VectorSettings
+from penstock.stores.vectors.port import CollectionInfo, Hit, Point, VectorHealth
+from penstock.stores.vectors.server_failures import NoCollection, VectorsTooOld, failure
+
+if TYPE_CHECKING:
+    from penstock.stores.vectors.server_link import Link
+
+__all__ = ["QdrantServer"]
+
+_HEALTH_S = 1.8
+_OLDEST = (1, 16)
+# Qdrant refuses requests of more than 32 MB, and a float is up to 24 bytes of JSON.
+_MOST_FLOATS = 500_000
+_MOST_AT_ONCE = 1_000
+# Generations are compared as floats.
+_LAST_GENERATION = 2**53
+
+T = TypeVar("T")
+
+
+class QdrantServer:
+    """A `VectorStore` over Qdrant's REST interface. Connects when something is asked of it."""
+
+    def __init__(self, settings: VectorSettings, *, link: Link | None = None) -> None:
+        self._settings = settings
+        self._link = link
+        self._where = _address(settings.url or "")
+        self._version = ""
+
+    async def open(self) -> None:
+        self._connected()
+
+    async def close(self) -> None:
+        link, self._link = self._link, None
+        if link is not None:
+            await link.close()
+
+    async def health(self) -> VectorHealth:
+        self._version = ""
+        try:
+            async with asyncio.timeout(_HEALTH_S):
+                await self._check_version()
+                # Qdrant tells its version to everybody, but nothing else without the key.
+                await self.aliases()
+        except Exception as error:  # noqa: BLE001  whatever it is, it is the answer
+            return VectorHealth(False, str(failure(error, self._where)))
+        return VectorHealth(True, f"Qdrant {self._version} at {self._where}")
+
+    async def create(self, collection: str, dimension: int) -> None:
+        await self._check_version()
+        if (target := (await self.aliases()).get(collection)) is not None:
+            raise StoreMismatch(f"{collection!r} is an alias for collection {target!r}")
+        link = self._connected()
+        try:
+            has, indexed = await self._ask(link.look(collection))
+        except NoCollection:
+            has, indexed = await self._create(collection, dimension)
+        if has is None:
+            raise StoreMismatch(f"collection {collection!r} was not made for cosine similarity")
+        if has != dimension:
+            raise StoreMismatch(f"collection {collection!r} has {has} dimensions, not {dimension}")
+        # Also of one that was there: who made it may have been killed before it came to this.
+        await self._ask(link.index(collection, indexed))
+
+    async def drop(self, collection: str) -> None:
+        try:
+            await self._ask(self._connected().drop(collection))
+        except NoCollection:
+            return
+
+    async def collections(self) -> list[CollectionInfo]:
+        """All that are of our kind: others may use the server, too."""
+        found = [await self.describe(name) for name in await self._ask(self._connected().names())]
+        return [info for info in found if info is not None and info.dimension]
+
+    async def describe(self, collection: str) -> CollectionInfo | None:
+        """Its dimension is 0 if it was not made for cosine similarity."""
+        link = self._connected()
+        try:
+            dimension, _ = await self._ask(link.look(collection))
+            points = await self._ask(link.count(collection))
+        except NoCollection:
+            return None
+        name = (await self.aliases()).get(collection, collection)
+        return CollectionInfo(name, dimension or 0, points)
+
+    async def upsert(
+        self, collection: str, document: str, generation: int, points: Sequence[Point]
+    ) -> None:
+        _check_generation(generation)
+        await self._check_version()
+        for batch in _batches(points):
+            await self._ask(self._connected().upsert(collection, document, generation, batch))
+
+    async def delete_before(self, collection: str, document: str, generation: int) -> None:
+        _check_generation(generation)
+        try:
+            await self._ask(self._connected().delete_before(collection, document, generation))
+        except NoCollection:
+            return
+
+    async def delete_generation(self, collection: str, document: str, generation: int) -> None:
+        _check_generation(generation)
+        try:
+            await self._ask(self._connected().delete_generation(collection, document, generation))
+        except NoCollection:
+            return
+
+    async def vectors(self, collection: str, ids: Sequence[str]) -> dict[str, bytes]:
+        found: dict[str, bytes] = {}
+        try:
+            for some in _some(ids):
+                found |= await self._ask(self._connected().vectors(collection, some))
+        except NoCollection:
+            return {}
+        return found
+
+    async def search(
+        self,
+        collection: str,
+        vector: bytes,
+        *,
+        limit: int,
+        documents: Sequence[str] = (),
+        threshold: float | None = None,
+    ) -> list[Hit]:
+        if limit < 1:
+            return []
+        return await self._ask(
+            self._connected().search(collection, vector, limit, documents, threshold)
+        )
+
+    async def counts(self, collection: str, documents: Sequence[str]) -> dict[str, int]:
+        counts = dict.fromkeys(documents, 0)
+        try:
+            for some in _some(list(counts)):
+                counts |= await self._ask(self._connected().counts(collection, some))
+        except NoCollection:
+            return dict.fromkeys(documents, 0)
+        return counts
+
+    async def alias(self, name: str, collection: str) -> None:
+        await self._ask(self._connected().alias(name, collection))
+
+    async def aliases(self) -> Mapping[str, str]:
+        return await self._ask(self._connected().aliases())
+
+    async def _create(self, collection: str, dimension: int) -> tuple[int | None, set[str]]:
+        link = self._connected()
+        try:
+            await self._ask(link.create(collection, dimension))
+        except StoreMismatch as refusal:
+            try:  # another process may have been first
+                return await self._ask(link.look(collection))
+            except NoCollection:
+                raise refusal from None
+        return dimension, set()
+
+    async def _check_version(self) -> None:
+        """VectorsTooOld if the server would write without comparing generations."""
+        if self._version:
+            return
+        version = await self._ask(self._connected().version())
+        found = re.match(r"v?(\d+)\.(\d+)", version)
+        if found is None or (int(found[1]), int(found[2])) < _OLDEST:
+            raise VectorsTooOld(
+                f"{self._where} is Qdrant {version[:40]!r}; "
+                f"at least {'.'.join(map(str, _OLDEST))} is needed"
+            )
+        self._version = version
+
+    async def _ask(self, asking: Awaitable[T]) -> T:
+        try:
+            # For the whole answer; the library's own limit starts again with each of its bytes.
+            async with asyncio.timeout(self._settings.answer_s):
+                return await asking
+        except Exception as error:
+            told = failure(error, self._where)
+            if isinstance(told, StoreAway):
+                self._version = ""  # it may come back as an older one
+            raise told from error
+
+    def _connected(self) -> Link:
+        if self._link is None:
+            self._link = _linked(self._settings)
+        return self._link
+
+
+def _linked(settings: VectorSettings) -> Link:
+    try:
+        from penstock.stores.vectors.server_link import Link  # noqa: PLC0415  needs an extra
+    except ImportError:
+        raise ConfigError(
+            "vectors.url needs Qdrant's client library: pip install 'penstock[qdrant]'"
+        ) from None
+    try:
+        return Link.to(settings)
+    except (ValueError, TypeError):  # not in its words: they would repeat a password
+        raise ConfigError(
+            f"vectors.url {_address(settings.url or '')!r} or vectors.api_key cannot be used"
+        ) from None
+
+
+def _address(url: str) -> str:
+    """The server's address without a name and a password."""
+    try:
+        parts = urlsplit(url if "://" in url else f"//{url}")
+        port = f":{parts.port}" if parts.port else ""
+    except ValueError:
+        return "the Qdrant server"
+    return f"{parts.scheme or 'http'}://{parts.hostname or ''}{port}{parts.path.rstrip('/')}"
+
+
+def _check_generation(generation: int) -> None:
+    if not 0 <= generation < _LAST_GENERATION:
+        raise StoreMismatch(f"no document has a generation {generation}")
+
+
+def _batches(points: Sequence[Point]) -> Iterator[Sequence[Point]]:
+    longest = max((len(point.vector) // 4 for point in points), default=1)
+    size = min(_MOST_AT_ONCE, max(1, _MOST_FLOATS // max(1, longest)))
+    return (points[at : at + size] for at in range(0, len(points), size))
+
+
+def _some(values: Sequence[str]) -> Iterator[Sequence[str]]:
+    return (values[at : at + _MOST_AT_ONCE] for at in range(0, len(values), _MOST_AT_ONCE))
