@@ -20,8 +20,10 @@ HEAD_BYTES: Final = 8_192
 _PDF_WITHIN: Final = 1_024
 _TEXTS: Final = ("txt", "md", "html")
 _BOMS: Final = (b"\xef\xbb\xbf", b"\xff\xfe", b"\xfe\xff")
+# Possessive: a file of many comments must not be tried in all combinations of them.
 _HTML: Final = re.compile(
-    rb"\s*(<!--.*?-->\s*|<\?xml[^>]*>\s*)*<(!doctype\s+html|html)\b", re.IGNORECASE | re.DOTALL
+    rb"(?:\xef\xbb\xbf)?\s*+(?>(?:<!--.*?-->|<\?xml[^>]*>)\s*+)*+<(?:!doctype\s+html|html)\b",
+    re.IGNORECASE | re.DOTALL,
 )
 
 # Control characters that no text has; backspace, form feed and escape (colours) are in some.
@@ -40,7 +42,7 @@ _OTHERS: Final = (
     (b"MM\x00*", "a TIFF picture"),
     (b"\x1f\x8b", "gzip"),
     (b"7z\xbc\xaf", "7z"),
-    (b"Rar!", "RAR"),
+    (b"Rar!\x1a\x07", "RAR"),
     (b"\x7fELF", "a program"),
     (b"MZ", "a program"),
     (b"%!PS", "PostScript"),
