@@ -330,13 +330,18 @@ class Penstock(Coordination):
         return self._overrides
 
     def worker(
-        self, *, queues: Collection[str] | None = None, concurrency: int | None = None
+        self,
+        *,
+        queues: Collection[str] | None = None,
+        concurrency: int | None = None,
+        services: Sequence[Service] = (),
     ) -> Worker:
         """A worker for this process; `await worker.run()` returns its exit code.
 
         It runs a consumer for each subscription and each queue, moves delayed messages, keeps the
         schedules and closes the batches of windows that are due. `queues` picks some of the
         queues, and leaves the subscriptions to others; `concurrency` is for each of them.
+        `services` run beside, for as long as the worker does.
         """
         # Most programs that import penstock only send work.
         from penstock.runtime.heartbeat import Heartbeat  # noqa: PLC0415
@@ -344,7 +349,7 @@ class Penstock(Coordination):
 
         heartbeat = Heartbeat(self.redis, lambda: worker.readiness())  # noqa: PLW0108
         work: list[Service] = []
-        support: list[Service] = [heartbeat]
+        support: list[Service] = [heartbeat, *services]
         if queues is None:
             work += self._consumers(support)
         if queues is not None or self._registry is not None:

@@ -130,8 +130,9 @@ class JobRecord(msgspec.Struct, frozen=True, kw_only=True):
             "started_at": _iso(self.started_ms),
             "completed_at": _iso(self.ended_ms) if self.status != "failed" else None,
             "duration_seconds": self.duration_s,
-            "error": self.error or None,
-            "error_type": self.error_type or None,
+            # What failed before it succeeded is no error of the job.
+            "error": (self.error or None) if self.status != "done" else None,
+            "error_type": (self.error_type or None) if self.status != "done" else None,
             "retry_count": self.retry_count,
         }
         if self.status == "failed":

@@ -55,3 +55,71 @@ class JobBook:
             )
         )
         return [made(JobRow, row) for row in rows]
+
+    async def unended_of(self, batch_id: str) -> int:
+        """How many jobs of a batch have not ended."""
+        return await self._count(batch_id, "open")
+
+    async def failed_of(self, batch_id: str) -> int:
+        return await self._count(batch_id, "failed")
+
+    async def _count(self, batch_id: str, state: str) -> int:
+        rows = await self._tables.read(
+            lambda tables: tables.execute(
+                "SELECT COUNT(*) FROM rag_jobs WHERE batch_id = ? AND state = ?", batch_id, state
+            )
+        )
+        return int(rows[0][0])
+
+    async def end(self, job_id: str, state: str, error: str = "") -> None:
+        """Note how a job ended."""
+        now = SYSTEM_CLOCK.wall_ms()
+        await self._tables.write(
+            lambda tables: tables.execute(
+                "UPDATE rag_jobs SET state = ?, ended_ms = ?, error = ? "
+                "WHERE job_id = ? AND state = 'open'",
+                *(state, now, error[:2_000], job_id),
+            )
+        )
+
+    async def end_older(self, job_id: str, older_than_ms: int) -> bool:
+        """Note as lost a job that was entered so long ago, and has not ended."""
+        now = SYSTEM_CLOCK.wall_ms()
+        rows = await self._tables.write(
+            lambda tables: tables.execute(
+                "UPDATE rag_jobs SET state = 'lost', ended_ms = ? "
+                "WHERE job_id = ? AND state = 'open' AND submitted_ms <= ? RETURNING job_id",
+                *(now, job_id, now - older_than_ms),
+            )
+        )
+        return bool(rows)
+
+    async def reopen(self, job_id: str) -> None:
+        """Note that a job that had failed was queued again."""
+        await self._tables.write(
+            lambda tables: tables.execute(
+                "UPDATE rag_jobs SET state = 'open', ended_ms = 0, error_code = '', error = '' "
+                "WHERE job_id = ?",
+                job_id,
+            )
+        )
+
+    async def failed_in(self, rag_id: str, limit: int = 10_000) -> list[JobRow]:
+        """Jobs of a RAG that failed, latest first."""
+        rows = await self._tables.read(
+            lambda tables: tables.execute(
+                f"SELECT {JOB} FROM rag_jobs WHERE rag_id = ? AND state = 'failed' "
+                "ORDER BY ended_ms DESC LIMIT ?",
+                *(rag_id, limit),
+            )
+        )
+        return [made(JobRow, row) for row in rows]
+
+    async def latest(self) -> JobRow | None:
+        """The job that ended last."""
+        rows = await self._tables.read(
+            lambda tables: tables.execute(
+                f"SELECT {JOB} FROM rag_jobs WHERE ended_ms > 0 ORDER BY ended_ms DESC LIMIT 1"
+            )
+        )
+        return made(JobRow, rows[0]) if rows else None

@@ -80,6 +80,8 @@ _TABLES = (
     )
     """,
     "CREATE INDEX IF NOT EXISTS rag_jobs_by_batch ON rag_jobs (batch_id)",
+    "CREATE INDEX IF NOT EXISTS rag_jobs_by_end ON rag_jobs (ended_ms)",
+    "CREATE INDEX IF NOT EXISTS rag_jobs_by_rag ON rag_jobs (rag_id, state)",
     "CREATE INDEX IF NOT EXISTS rag_jobs_by_state ON rag_jobs (state, submitted_ms)",
 )
 

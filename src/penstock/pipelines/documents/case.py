@@ -1,0 +1,88 @@
+"""A job in hand."""
+
+from __future__ import annotations
+
+from pathlib import PurePosixPath
+
+from penstock.errors import UnsupportedFile
+from penstock.pipelines.documents.configuration import RagConfig
+from penstock.pipelines.documents.ledger_rows import Attempt, JobRow
+from penstock.pipelines.documents.message import JobMessage
+from penstock.pipelines.documents.parsing.version import parser_version
+from penstock.pipelines.documents.progress import Progress
+from penstock.pipelines.documents.workshop import Folders, Workshop
+from penstock.queues.context import JobContext
+from penstock.queues.records import JobRecord
+from penstock.stores.files.folder import Folder, Identity
+
+__all__ = ["Case", "check_extension"]
+
+
+class Case:
+    """One job in hand, with what is known of it so far."""
+
+    def __init__(
+        self, workshop: Workshop, message: JobMessage, rag: RagConfig, job: JobContext | None
+    ) -> None:
+        self.message, self.rag = message, rag
+        self.folders: Folders = workshop.folders(rag)
+        place = "processed" if message.target else "incoming"
+        self.name = workshop.name_of(rag, message.source_path, place)
+        self.doc_id = message.document or Folder.label(self.name)
+        self.progress = Progress(job)
+        self.retries = job.attempt - 1 if job is not None else 0
+        self.max_retries = max(job.max_attempts - 1, 0) if job is not None else message.max_retries
+        self.digest = self.recipe = ""
+        self.identity: Identity | None = None
+        """Of the file, once it is open: whatever takes its place is not ours to move."""
+        self.generation = 0
+        """Of this attempt, once it has begun."""
+
+    @classmethod
+    def of_record(cls, workshop: Workshop, row: JobRow, record: JobRecord) -> Case:
+        """A job that ended without its handler, as its record tells it."""
+        fields = record.fields
+        message = JobMessage(
+            job_id=row.job_id,
+            rag_id=row.rag_id,
+            source_path=fields.get("source_path", ""),
+            source_type=fields.get("source_type", ""),
+            filename=fields.get("filename", "") or row.doc_id,
+            submitted_at=str(record.seed_view()["submitted_at"]),
+            document=row.doc_id,
+            batch_id=row.batch_id,
+            digest=fields.get("digest", ""),
+            target=fields.get("target", ""),
+        )
+        case = cls(workshop, message, workshop.rag(row.rag_id), None)
+        case.retries = max(record.attempt - 1, 0)
+        return case
+
+    @property
+    def attempt(self) -> Attempt:
+        return Attempt(
+            rag_id=self.rag.rag_id,
+            doc_id=self.doc_id,
+            job_id=self.message.job_id,
+            batch_id=self.message.batch_id,
+            digest=self.digest,
+            recipe=self.recipe,
+            parser=parser_version(),
+            source=self.message.source,
+            force=self.message.options.reindex,
+        )
+
+    @property
+    def changed_since_submit(self) -> bool:
+        return bool(self.message.digest) and self.message.digest != self.digest
+
+
+def check_extension(rag: RagConfig, name: str) -> None:
+    """UnsupportedFile if the RAG does not take files of such a name."""
+    extension = PurePosixPath(name).suffix.lower()
+    if extension not in rag.sources.extensions:
+        raise UnsupportedFile(
+            f"{name!r}: RAG {rag.rag_id!r} takes no {extension or 'files without extension'}",
+            "ERR_UNSUPPORTED_TYPE",
+            (f"It takes {', '.join(rag.sources.extensions)}: see sources.extensions",),
+        )

@@ -1,0 +1,80 @@
+"""Documents that are given up: the file goes to `failed/`, with a body that says why."""
+
+from __future__ import annotations
+
+import traceback
+from contextlib import suppress
+from typing import Any
+
+from penstock.errors import (
+    DocumentRefused,
+    FileMissing,
+    ParseError,
+    UnsupportedFile,
+)
+from penstock.pipelines.documents.case import Case
+from penstock.pipelines.documents.message import now_text
+from penstock.pipelines.documents.storing import Storing
+from penstock.pipelines.documents.workshop import Workshop
+
+__all__ = ["GivingUp"]
+
+_LONGEST_TRACE = 8_000
+
+
+class GivingUp:
+    """Ends what is not going to succeed. Nothing of it stays to be found, an earlier version does.
+
+    The ledger is told first, the job ends last: whoever is interrupted in between can be followed
+    by another that does the rest (see `Tidier`).
+    """
+
+    def __init__(self, workshop: Workshop, storing: Storing) -> None:
+        self._workshop, self._storing = workshop, storing
+
+    async def give_up(self, case: Case, error: Exception, *, moves: bool = True) -> None:
+        """See to a document whose last attempt ended with this error; its file `moves`, or not."""
+        workshop, attempt = self._workshop, case.attempt
+        code = str(getattr(error, "error_code", "")) or "ERR_UNEXPECTED"
+        if case.message.target:
+            await workshop.ledger.end_job(attempt, "failed", code, str(error))
+            return
+        if case.generation:
+            is_bad = isinstance(error, ParseError | UnsupportedFile)
+            await workshop.ledger.failed(attempt, case.generation, code, str(error), is_bad=is_bad)
+            row = await workshop.rag_row(case.rag)
+            await workshop.vectors.delete_generation(row.physical, case.doc_id, case.generation)
+        if moves and not isinstance(error, FileMissing):
+            await self._set_aside(case, error, code)
+        await workshop.ledger.end_job(attempt, "failed", code, str(error))
+
+    async def _set_aside(self, case: Case, error: Exception, code: str) -> None:
+        identity = case.identity
+        if identity is None:  # it could not even be opened
+            with suppress(DocumentRefused):
+                identity = case.folders.incoming.identity(case.name)
+        if identity is not None:
+            await self._storing.set_aside(case, identity, error_body(case, error, code))
+
+
+def error_body(case: Case, error: Exception, code: str) -> dict[str, Any]:
+    """What `<file>.error.json` says, as seed 002 has it."""
+    message = case.message
+    fatal = isinstance(error, DocumentRefused)
+    return {
+        "job_id": message.job_id,
+        "rag_id": message.rag_id,
+        "filename": message.filename,
+        "status": "failed",
+        "submitted_at": message.submitted_at,
+        "failed_at": now_text(),
+        "error": str(error),
+        "error_type": type(error).__name__,
+        "error_code": code,
+        "retry_count": case.retries,
+        "max_retries": case.max_retries,
+        "reason": "fatal" if fatal else "exhausted",
+        "suggestions": list(getattr(error, "suggestions", ())),
+        "traceback": "" if fatal else "".join(traceback.format_exception(error))[-_LONGEST_TRACE:],
+        "digest": case.digest,
+    }

@@ -1,0 +1,150 @@
+"""A RAG made anew: its documents go into another collection, which then takes over at once.
+
+Searches find the old collection until every document is in the new one, in the state in which it is
+found. What comes in meanwhile goes to the old one and is copied after that.
+"""
+
+from __future__ import annotations
+
+import logging
+
+import msgspec
+
+from penstock.errors import DocumentRefused
+from penstock.pipelines.documents.configuration import RagConfig
+from penstock.pipelines.documents.ids import new_batch_id, new_job_id, physical_name
+from penstock.pipelines.documents.ledger_rows import DocumentRow, RagRow
+from penstock.pipelines.documents.message import JobMessage, JobOptions, now_text
+from penstock.pipelines.documents.sending import Sent, ingest_queue, send
+from penstock.pipelines.documents.workshop import Workshop, embeddings_text
+
+__all__ = ["Rebuild", "Rebuilding"]
+
+logger = logging.getLogger(__name__)
+
+_PAGE = 500
+
+
+class Rebuild(msgspec.Struct, frozen=True, kw_only=True):
+    """How far a rebuild is."""
+
+    rag_id: str
+    batch_id: str
+    collection: str
+    jobs: int
+    """That were queued now."""
+    missing: int
+    """Documents that the new collection does not have yet (at most 500 are counted)."""
+    swapped: bool = False
+
+
+class Rebuilding:
+    """Begins rebuilds, sees to what is missing, and swaps."""
+
+    def __init__(self, workshop: Workshop) -> None:
+        self._workshop = workshop
+
+    async def begin(self, rag: RagConfig) -> Rebuild:
+        """Begin a rebuild as the RAG's file says now, or go on with the one under way."""
+        workshop = self._workshop
+        row = await workshop.rag_row(rag)
+        embedder = await workshop.embedder(rag)
+        wanted = msgspec.structs.replace(
+            row,
+            shadow=physical_name(rag.alias, row.version + 1),
+            shadow_model=embedder.model,
+            shadow_dimension=embedder.dimension,
+            shadow_embeddings=embeddings_text(rag.embeddings),
+        )
+        former = row.shadow
+        row = await workshop.ledger.rebuilds.begin(wanted, new_batch_id(rag.rag_id))
+        await workshop.vectors.create(row.shadow, row.shadow_dimension)
+        if former and former != row.shadow:
+            await workshop.vectors.drop(former)
+        return await self._fill(rag, row)
+
+    async def advance(self, rag: RagConfig) -> Rebuild | None:
+        """Swap if all is there; if no job is under way any more, queue what is missing."""
+        ledger = self._workshop.ledger
+        row = await ledger.rag(rag.rag_id)
+        if row is None or not row.shadow:
+            return None
+        if await ledger.jobs.unended_of(row.batch_id):
+            return None
+        missing = await ledger.rebuilds.missing(rag.rag_id, row.shadow, 1)
+        if not missing:
+            await self.swap(rag)
+            return None
+        failed = await ledger.jobs.failed_of(row.batch_id)
+        if failed:
+            return None  # somebody has to look at these first: `explain` tells
+        return await self._fill(rag, row)
+
+    async def swap(self, rag: RagConfig, *, force: bool = False) -> RagRow:
+        """Let the new collection take over; DocumentRefused if it is not complete.
+
+        With `force` documents that it does not have are no longer found.
+        """
+        workshop = self._workshop
+        row = await workshop.ledger.rag(rag.rag_id)
+        if row is None or not (row.shadow or row.former):
+            raise DocumentRefused(f"RAG {rag.rag_id!r} is not being rebuilt", "ERR_NO_REBUILD")
+        if row.shadow:
+            swapped = await workshop.ledger.rebuilds.swap(rag.rag_id, row.shadow, force=force)
+            if swapped is None:
+                missing = await workshop.ledger.rebuilds.missing(rag.rag_id, row.shadow, _PAGE)
+                names = ", ".join(document.doc_id for document in missing[:3])
+                raise DocumentRefused(
+                    f"{len(missing)} documents are not in the new collection yet: {names} …",
+                    "ERR_REBUILD_INCOMPLETE",
+                    ("Wait for its jobs, or look at those that failed: penstock ingest explain",),
+                )
+            row = swapped
+        await workshop.vectors.alias(rag.alias, row.physical)
+        if row.former:
+            await workshop.vectors.drop(row.former)
+            await workshop.ledger.rebuilds.drop_former(rag.rag_id, row.former)
+        logger.info("RAG %s: collection %s has taken over", rag.rag_id, row.physical)
+        return row
+
+    async def _fill(self, rag: RagConfig, row: RagRow) -> Rebuild:
+        workshop, ledger = self._workshop, self._workshop.ledger
+        missing = await ledger.rebuilds.missing(rag.rag_id, row.shadow, 1_000_000)
+        if not missing:
+            await self.swap(rag)
+            return _rebuild(row, 0, 0, swapped=True)
+        messages = [_message(workshop, rag, row, document) for document in missing]
+        sent: list[Sent] = await send(ingest_queue(workshop.app), messages)
+        await ledger.jobs.enter(
+            rag.rag_id, row.batch_id, [(job.job_id, job.document) for job in sent]
+        )
+        return _rebuild(row, len(sent), len(missing))
+
+
+def _rebuild(row: RagRow, jobs: int, missing: int, *, swapped: bool = False) -> Rebuild:
+    return Rebuild(
+        rag_id=row.rag_id,
+        batch_id=row.batch_id,
+        collection=row.shadow,
+        jobs=jobs,
+        missing=missing,
+        swapped=swapped,
+    )
+
+
+def _message(workshop: Workshop, rag: RagConfig, row: RagRow, document: DocumentRow) -> JobMessage:
+    return JobMessage(
+        job_id=new_job_id(rag.rag_id),
+        rag_id=rag.rag_id,
+        source_path=workshop.path_of(rag, document.stored or document.doc_id, "processed"),
+        source_type=document.type,
+        filename=document.doc_id.rpartition("/")[2],
+        submitted_at=now_text(),
+        submitted_by="reindex",
+        options=JobOptions(reindex=True, skip_validation=True),
+        document=document.doc_id,
+        digest=document.digest,
+        size=document.size,
+        batch_id=row.batch_id,
+        target=row.shadow,
+    )

@@ -1,0 +1,420 @@
+"""Documents: the object a user holds."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Self
+
+import msgspec
+
+from penstock.app import Penstock
+from penstock.errors import JobMissing
+from penstock.pipelines.documents import health, searching
+from penstock.pipelines.documents.configuration import RagConfig
+from penstock.pipelines.documents.folder_sync import FolderSync, SyncReport
+from penstock.pipelines.documents.intake import Intake
+from penstock.pipelines.documents.ledger_rows import DocumentRow, JobRow
+from penstock.pipelines.documents.metrics import Metrics
+from penstock.pipelines.documents.parsing.parsers import Parsers
+from penstock.pipelines.documents.rebuilding import Rebuild, Rebuilding
+from penstock.pipelines.documents.sending import ingest_queue
+from penstock.pipelines.documents.submitting import (
+    Given,
+    Submission,
+    Submitting,
+    SubmitWords,
+)
+from penstock.pipelines.documents.tidying import Tidier
+from penstock.pipelines.documents.views import (
+    BatchView,
+    Explanation,
+    RagView,
+    file_view,
+    rag_view,
+    status_of,
+)
+from penstock.pipelines.documents.watcher import Watcher
+from penstock.pipelines.documents.workshop import Workshop
+from penstock.queues.context import JobContext
+from penstock.queues.queue import Queue
+from penstock.queues.records import JobRecord
+from penstock.redis.keys.queues import Priority
+from penstock.runtime.service import Service
+from penstock.stores.files.moving import candidates
+from penstock.stores.files.naming import with_ending
+
+__all__ = ["Documents"]
+
+_POLL_S = 0.5
+
+
+class Documents:
+    """Documents for retrieval: files in, questions answered.
+
+        app = Penstock()
+        documents = Documents(app)
+        async with app, documents:
+            batch = await documents.submit("default", ["handbook.pdf"])
+            async for view in documents.follow(batch.batch_id): ...
+            for found in await documents.search("default", "how many days of leave?"): ...
+
+    A worker takes the files in: `penstock ingest work`, or here `documents.attend()` before
+    `app.worker()`. What is configured is in YAML files: see docs/reference/documents-configuration.
+    """
+
+    def __init__(self, app: Penstock) -> None:
+        self.app = app
+        self.metrics = Metrics()
+        self._workshop = Workshop(app)
+        self._queue: Queue = ingest_queue(app)
+        self._submitting = Submitting(self._workshop)
+        self._syncing = FolderSync(self._workshop, self._submitting)
+        self._rebuilding = Rebuilding(self._workshop)
+        self._parsers: Parsers | None = None
+        self._intake: Intake | None = None
+
+    async def __aenter__(self) -> Self:
+        await self.open()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    async def open(self) -> None:
+        """Open the ledger and the vectors; make the folders, and a first RAG if there is none."""
+        await self._workshop.open()
+
+    async def close(self) -> None:
+        if self._parsers is not None:
+            await self._parsers.__aexit__(None, None, None)
+            self._parsers = self._intake = None
+        await self._workshop.close()
+
+    # ---- files in
+
+    async def submit(
+        self,
+        rag_id: str,
+        paths: Iterable[str | Path],
+        *,
+        reindex: bool = False,
+        skip_validation: bool = False,
+        preserve_metadata: bool = True,
+        metadata: Mapping[str, Any] | None = None,
+        priority: Priority | None = None,
+        submitted_by: str = "cli",
+        dry_run: bool = False,
+    ) -> Submission:
+        """Take files in: one job for each, all of them a batch.
+
+        A folder stands for the files in it. A file that is not in the RAG's `incoming/` is copied
+        there first. What cannot be taken is in `refused`; the others go on.
+
+        - `reindex`: also if a file has not changed, or is known to be unreadable.
+        - `skip_validation`: go by content where a name says otherwise.
+        - `preserve_metadata`: keep what the document has already beside `metadata`.
+        - `priority`: "high", "normal" or "low" instead of the RAG's fair turn.
+        """
+        rag = self._workshop.rag(rag_id)
+        files, refused = await asyncio.to_thread(self._submitting.given, rag, list(paths))
+        words = SubmitWords(
+            reindex=reindex,
+            skip_validation=skip_validation,
+            preserve_metadata=preserve_metadata,
+            metadata=metadata or {},
+            priority=priority,
+            submitted_by=submitted_by,
+        )
+        done = await self._submitting.submit(rag, files, words, dry_run=dry_run)
+        return msgspec.structs.replace(done, refused=(*refused, *done.refused))
+
+    async def sync(
+        self, rag_id: str, folder: str | Path, *, delete: bool = False, dry_run: bool = False
+    ) -> SyncReport:
+        """Take in what is new or changed in a folder, whose files stay where they are.
+
+        With `delete`, documents that came from this folder and are no longer there are forgotten.
+        """
+        rag, folder = self._workshop.rag(rag_id), Path(folder)
+        report, files = await self._syncing.compare(rag, folder)
+        if dry_run:
+            return msgspec.structs.replace(report, dry_run=True)
+        forgotten = await self._forget(rag, report.gone, files=True) if delete else 0
+        submission = await self._syncing.submit(rag, folder, files) if files else None
+        refused = submission.refused if submission is not None else ()
+        return msgspec.structs.replace(
+            report, forgotten=forgotten, submission=submission, refused=refused
+        )
+
+    async def forget(
+        self, rag_id: str, documents: Sequence[str], *, files: bool = False
+    ) -> list[str]:
+        """Let documents no longer be found; which of them there were. `files` deletes those too."""
+        rag = self._workshop.rag(rag_id)
+        rows = [await self._workshop.ledger.document(rag_id, one) for one in documents]
+        known = [row.doc_id for row in rows if row is not None and row.state != "forgotten"]
+        await self._forget(rag, known, files=files)
+        return known
+
+    async def _forget(self, rag: RagConfig, documents: Sequence[str], *, files: bool) -> int:
+        rows = await self._workshop.ledger.forget(rag.rag_id, documents)
+        processed = self._workshop.folders(rag).processed
+        for row in rows:
+            await self._workshop.remove_points(rag.rag_id, row.doc_id, row.generation)
+            if files and row.stored:
+                await asyncio.to_thread(processed.remove, row.stored)
+                await asyncio.to_thread(processed.remove, f"{row.stored}.meta.json")
+        return len(rows)
+
+    # ---- jobs and batches
+
+    async def status(self, job_id: str) -> dict[str, Any]:
+        """The status of a job as seed 002 words it; JobMissing if there is none."""
+        return status_of(await self._queue.job(job_id).status())
+
+    async def batch(self, batch_id: str) -> BatchView:
+        """A batch with all its files; JobMissing if there is none."""
+        rows = await self._workshop.ledger.jobs.of_batch(batch_id)
+        if not rows:
+            raise JobMissing(self._queue.name, batch_id)
+        records = await asyncio.gather(*(self._record(row) for row in rows))
+        files = tuple(file_view(row, record) for row, record in zip(rows, records, strict=True))
+        return BatchView(batch_id=batch_id, rag_id=rows[0].rag_id, files=files)
+
+    async def follow(self, batch_id: str, every_s: float = _POLL_S) -> AsyncIterator[BatchView]:
+        """A batch again and again, until all its files have ended."""
+        while True:
+            view = await self.batch(batch_id)
+            yield view
+            if view.is_final:
+                return
+            await asyncio.sleep(every_s)
+
+    async def wait(self, batch_id: str) -> BatchView:
+        """Wait until all files of a batch have ended."""
+        async for view in self.follow(batch_id):
+            if view.is_final:
+                return view
+        raise JobMissing(self._queue.name, batch_id)
+
+    async def cancel(self, id_: str) -> list[str]:
+        """Cancel a job, or all of a batch; those that had not ended yet."""
+        rows = await self._workshop.ledger.jobs.of_batch(id_)
+        ids = [row.job_id for row in rows if row.state == "open"] if rows else [id_]
+        cancelled = [one for one in ids if await self._queue.job(one).cancel()]
+        for job_id in cancelled:
+            await self._note_cancelled(job_id)
+        return cancelled
+
+    async def retry(self, id_: str = "", *, rag_id: str = "") -> list[str]:
+        """Queue failed jobs again: one, those of a batch, or all of a RAG; which were.
+
+        Their files come back from `failed/`.
+        """
+        jobs = self._workshop.ledger.jobs
+        if rag_id:
+            rows = await jobs.failed_in(self._workshop.rag(rag_id).rag_id)
+        else:
+            rows = [row for row in await jobs.of_batch(id_) if row.state == "failed"]
+        if not rows and id_:
+            row = await jobs.get(id_)
+            if row is None or row.state != "failed":
+                raise JobMissing(self._queue.name, id_)
+            rows = [row]
+        return [row.job_id for row in rows if await self._retry_one(row)]
+
+    async def explain(self, job_id: str) -> Explanation:
+        """Everything that is known of a job: where it is, what it waits for, why it failed."""
+        record = await self._queue.job(job_id).status()
+        row = await self._workshop.ledger.jobs.get(job_id)
+        document = None
+        if row is not None:
+            document = await self._workshop.ledger.document(row.rag_id, row.doc_id)
+        lines = await self._explained(record, row, document)
+        return Explanation(
+            job_id=job_id, status=status_of(record), lines=tuple(lines), document=document
+        )
+
+    # ---- questions
+
+    async def search(
+        self,
+        rag_id: str,
+        query: str,
+        *,
+        top_k: int | None = None,
+        threshold: float | None = None,
+        documents: Sequence[str] = (),
+    ) -> list[searching.Found]:
+        """The chunks nearest to a question, best first."""
+        return await searching.search(
+            self._workshop,
+            self._workshop.rag(rag_id),
+            query,
+            top_k=top_k,
+            threshold=threshold,
+            documents=tuple(documents),
+        )
+
+    async def documents(
+        self, rag_id: str, *, states: Sequence[str] = (), after: str = "", limit: int = 1_000
+    ) -> list[DocumentRow]:
+        """A page of a RAG's documents, in the order of their ids."""
+        rag = self._workshop.rag(rag_id)
+        return await self._workshop.ledger.documents(
+            rag.rag_id, states=states, after=after, limit=limit
+        )
+
+    # ---- RAGs
+
+    async def rags(self) -> list[RagView]:
+        """Every RAG that is configured and can be used."""
+        return [await self.rag(rag_id) for rag_id in sorted(self._workshop.config.rags)]
+
+    async def rag(self, rag_id: str) -> RagView:
+        workshop = self._workshop
+        rag = workshop.rag(rag_id)
+        row = await workshop.ledger.rag(rag_id)
+        embedder = await workshop.embedder(rag)
+        counts = await workshop.ledger.counts(rag_id)
+        return rag_view(rag, row, counts, embedder.model, str(workshop.config.folder_of(rag)))
+
+    @property
+    def problems(self) -> Mapping[str, tuple[str, ...]]:
+        """What is wrong with the files of RAGs that cannot be used, by file."""
+        return self._workshop.config.problems
+
+    async def reindex(self, rag_id: str) -> Rebuild:
+        """Build a RAG anew in another collection, which takes over when it is complete.
+
+        Searches find the present one until then. Goes on with a rebuild that is under way.
+        """
+        return await self._rebuilding.begin(self._workshop.rag(rag_id))
+
+    async def swap(self, rag_id: str, *, force: bool = False) -> str:
+        """Let a rebuilt collection take over now; its name. See `Rebuilding.swap`."""
+        return (await self._rebuilding.swap(self._workshop.rag(rag_id), force=force)).physical
+
+    async def health(self) -> health.DocumentsHealth:
+        """Whether documents can be taken in now; never raises."""
+        return await health.check(self._workshop)
+
+    # ---- the worker's side
+
+    def attend(self, *, watch: bool = True) -> list[Service]:
+        """Let `app.worker()` of this process take documents in; the services it needs beside.
+
+        Call it once, before `app.worker(services=…)`.
+        """
+        parsers = Parsers(self.app.settings.documents)
+        intake = self._intake = Intake(self._workshop, parsers, self.metrics)
+        self._parsers = parsers
+
+        async def perform(payload: Any, job: JobContext) -> dict[str, Any]:
+            return await intake.perform(payload, job)
+
+        self._queue.handler(perform)
+        services: list[Service] = [Tidier(self._workshop, intake.storing)]
+        if watch:
+            watcher = Watcher(
+                self.app.settings.documents,
+                configuration=lambda: self._workshop.config,
+                submit=self._arrived,
+            )
+            services.append(watcher)
+        return services
+
+    async def _arrived(self, rag_id: str, names: list[str]) -> None:
+        """Files that were put into `incoming/`."""
+        rag = self._workshop.rag(rag_id)
+        root = self._workshop.folders(rag).incoming.root
+        files = [Given(path=root / name, name=name, here=True) for name in names]
+        await self._submitting.submit(rag, files, SubmitWords(submitted_by="watch"))
+
+    # ---- parts of the above
+
+    async def _record(self, row: JobRow) -> JobRecord | None:
+        try:
+            return await self._queue.job(row.job_id).status()
+        except JobMissing:
+            return None
+
+    async def _note_cancelled(self, job_id: str) -> None:
+        """A job that waited has no worker that would say so."""
+        record = await self._queue.job(job_id).status()
+        row = await self._workshop.ledger.jobs.get(job_id)
+        if row is not None and record.status == "cancelled":
+            await self._workshop.ledger.cancelled(row.rag_id, row.doc_id, job_id)
+            await self._workshop.ledger.jobs.end(job_id, "cancelled")
+
+    async def _retry_one(self, row: JobRow) -> bool:
+        """Bring the file back, then the job."""
+        rag = self._workshop.rag(row.rag_id)
+        record = await self._record(row)
+        if record is None:
+            return False
+        if not record.fields.get("target"):
+            name = self._workshop.name_of(rag, record.fields.get("source_path", ""))
+            await asyncio.to_thread(self._bring_back, rag, name, row.job_id)
+        await self._workshop.ledger.jobs.reopen(row.job_id)
+        try:
+            await self.app.queues.retry(self._queue.name, row.job_id)
+        except JobMissing:
+            await self._workshop.ledger.jobs.end(row.job_id, "failed", row.error)
+            return False
+        return True
+
+    def _bring_back(self, rag: RagConfig, name: str, job_id: str) -> None:
+        folders = self._workshop.folders(rag)
+        if folders.incoming.identity(name) is not None:
+            return
+        for candidate in candidates(name, job_id):
+            identity = folders.failed.identity(candidate)
+            if identity is None:
+                return
+            beside = with_ending(candidate, ".error.json")
+            told = folders.failed.read(beside, 1 << 20) if folders.failed.identity(beside) else b""
+            if job_id.encode() in told or not told:
+                folders.failed.move(
+                    candidate, folders.incoming, name, identity=identity, suffix=job_id
+                )
+                folders.failed.remove(beside)
+                return
+
+    async def _explained(
+        self, record: JobRecord, row: JobRow | None, document: DocumentRow | None
+    ) -> list[str]:
+        lines = [_where(record)]
+        if record.error and record.status != "done":
+            lines.append(f"last error: {record.error} ({record.error_code or record.error_type})")
+            lines += [f"try: {suggestion}" for suggestion in record.suggestions]
+        if record.status in {"queued", "retrying"}:
+            state = await self.health()
+            lines.append(
+                f"{state.queued} jobs wait, {state.processing} run, {state.workers} workers live"
+            )
+            lines += [f"in the way: {problem}" for problem in state.problems]
+        if document is not None:
+            if document.sealed:
+                lines.append(f"generation {document.sealed} is found, {document.chunks} chunks")
+            else:
+                lines.append("no version of the document is found")
+            if document.job_id != record.job_id:
+                lines.append(f"a later job has the document: {document.job_id}")
+            if document.duplicate_of:
+                lines.append(f"the same content as {document.duplicate_of}")
+        elif row is None:
+            lines.append("the ledger has not heard of it: no worker has begun it")
+        return lines
+
+
+def _where(record: JobRecord) -> str:
+    done = record.progress
+    where = f"{record.status}, attempt {record.attempt} of {record.max_attempts or '?'}"
+    if done.note:
+        where += f", {done.note}"
+    if done.total:
+        where += f" ({done.done} of {done.total})"
+    return where

@@ -1,0 +1,196 @@
+"""Files on their way in: checked, copied to where they belong, queued as one batch."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from penstock.errors import DocumentError, DocumentRefused, FileRefused
+from penstock.pipelines.documents.case import check_extension
+from penstock.pipelines.documents.configuration import TYPES, RagConfig
+from penstock.pipelines.documents.ids import new_batch_id, new_job_id
+from penstock.pipelines.documents.message import JobMessage, JobOptions, now_text
+from penstock.pipelines.documents.sending import Sent, ingest_queue, send
+from penstock.pipelines.documents.workshop import Workshop
+from penstock.redis.keys.queues import Priority
+from penstock.stores.files.folder import Folder
+
+__all__ = ["Given", "Refusal", "Submission", "SubmitWords", "Submitting"]
+
+
+class Given(msgspec.Struct, frozen=True, kw_only=True):
+    """A file to take in."""
+
+    path: Path
+    name: str
+    """The path that it gets below `incoming/`, from which its document is named."""
+    here: bool
+    """Whether it is there already."""
+
+
+class Refusal(msgspec.Struct, frozen=True, kw_only=True):
+    """A file that was not taken."""
+
+    path: str
+    error: str
+    error_code: str
+    suggestions: tuple[str, ...] = ()
+
+
+class Submission(msgspec.Struct, frozen=True, kw_only=True):
+    """What became of a call of `submit`."""
+
+    rag_id: str
+    batch_id: str
+    jobs: tuple[Sent, ...]
+    refused: tuple[Refusal, ...] = ()
+    dry_run: bool = False
+
+
+class SubmitWords(msgspec.Struct, frozen=True, kw_only=True):
+    """What can be said about files that are submitted."""
+
+    reindex: bool = False
+    skip_validation: bool = False
+    preserve_metadata: bool = True
+    metadata: Mapping[str, Any] = {}
+    priority: Priority | None = None
+    submitted_by: str = "cli"
+    source: str = ""
+    max_retries: int = 3
+
+
+class Submitting:
+    """Brings files into `incoming/` and jobs into the queue."""
+
+    def __init__(self, workshop: Workshop) -> None:
+        self._workshop = workshop
+
+    def given(
+        self, rag: RagConfig, paths: Iterable[str | Path]
+    ) -> tuple[list[Given], list[Refusal]]:
+        """The files that paths stand for: of a folder all that the RAG takes."""
+        incoming = self._workshop.folders(rag).incoming
+        found: list[Given] = []
+        refused: list[Refusal] = []
+        for path in map(Path, paths):
+            try:
+                found += _files(rag, incoming, path)
+            except DocumentError as error:
+                refused.append(refusal(str(path), error))
+        return list({one.name: one for one in found}.values()), refused
+
+    async def submit(
+        self, rag: RagConfig, files: Sequence[Given], words: SubmitWords, *, dry_run: bool = False
+    ) -> Submission:
+        """Queue one job for each file, as a batch. What cannot be taken is told beside."""
+        batch_id = new_batch_id(rag.rag_id)
+        prepared = await asyncio.to_thread(self._prepare, rag, files, words, batch_id, dry_run)
+        messages = [one for one in prepared if isinstance(one, JobMessage)]
+        refused = tuple(one for one in prepared if isinstance(one, Refusal))
+        if dry_run:
+            sent = [Sent(job_id="", document=one.document, created=False) for one in messages]
+        else:
+            sent = await send(ingest_queue(self._workshop.app), messages, words.priority)
+            jobs = [(job.job_id, job.document) for job in sent]
+            if jobs:
+                await self._workshop.ledger.jobs.enter(rag.rag_id, batch_id, jobs)
+        return Submission(
+            rag_id=rag.rag_id,
+            batch_id=batch_id,
+            jobs=tuple(sent),
+            refused=refused,
+            dry_run=dry_run,
+        )
+
+    def _prepare(
+        self,
+        rag: RagConfig,
+        files: Sequence[Given],
+        words: SubmitWords,
+        batch_id: str,
+        dry_run: bool,
+    ) -> list[JobMessage | Refusal]:
+        prepared: list[JobMessage | Refusal] = []
+        for file in files:
+            try:
+                prepared.append(self._message(rag, file, words, batch_id, dry_run))
+            except DocumentError as error:
+                prepared.append(refusal(str(file.path), error))
+        return prepared
+
+    def _message(
+        self, rag: RagConfig, file: Given, words: SubmitWords, batch_id: str, dry_run: bool
+    ) -> JobMessage:
+        incoming = self._workshop.folders(rag).incoming
+        if not words.skip_validation:
+            check_extension(rag, file.name)
+        if file.here:
+            place, name = incoming, file.name
+        else:
+            if not dry_run:
+                incoming.copy_in(file.path, file.name, max_bytes=rag.max_bytes)
+            place, name = (incoming, file.name) if not dry_run else _place_of(file.path)
+        with place.open(name, max_bytes=rag.max_bytes) as opened:
+            digest, size = opened.digest(), opened.size
+        if not size and not words.skip_validation:
+            raise DocumentRefused(f"file {file.name!r} is empty", "ERR_EMPTY_FILE")
+        extension = Path(file.name).suffix.lower()
+        return JobMessage(
+            job_id=new_job_id(rag.rag_id),
+            rag_id=rag.rag_id,
+            source_path=self._workshop.path_of(rag, file.name),
+            source_type=TYPES.get(extension, extension.lstrip(".")),
+            filename=file.name.rpartition("/")[2],
+            submitted_at=now_text(),
+            submitted_by=words.submitted_by,
+            options=JobOptions(
+                reindex=words.reindex,
+                skip_validation=words.skip_validation,
+                preserve_metadata=words.preserve_metadata,
+            ),
+            max_retries=words.max_retries,
+            document=Folder.label(file.name),
+            digest=digest,
+            size=size,
+            batch_id=batch_id,
+            source=words.source,
+            metadata=dict(words.metadata),
+        )
+
+
+def refusal(path: str, error: DocumentError) -> Refusal:
+    return Refusal(
+        path=path, error=str(error), error_code=error.error_code, suggestions=error.suggestions
+    )
+
+
+def _files(rag: RagConfig, incoming: Folder, path: Path) -> list[Given]:
+    try:
+        inside: str | None = incoming.relative(path.absolute())
+    except FileRefused:
+        inside = None
+    if path.is_dir():
+        folder = Folder(path)
+        return [
+            Given(
+                path=path / name,
+                name=name if inside is None else f"{inside}/{name}" if inside else name,
+                here=inside is not None,
+            )
+            for name in sorted(folder.walk())
+            if Path(name).suffix.lower() in rag.sources.extensions
+        ]
+    if inside is not None:
+        return [Given(path=path, name=inside, here=True)]
+    return [Given(path=path, name=path.name, here=False)]
+
+
+def _place_of(path: Path) -> tuple[Folder, str]:
+    """Where a file is that stays where it is; the caller's own path may be a link."""
+    real = path.resolve()
+    return Folder(real.parent), real.name

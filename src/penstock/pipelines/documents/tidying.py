@@ -1,0 +1,140 @@
+"""What interrupted processes leave to others: seen to now and then, by every worker."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from contextlib import suppress
+
+from penstock.errors import (
+    DocumentError,
+    DocumentRefused,
+    FileMissing,
+    JobMissing,
+    PenstockError,
+)
+from penstock.pipelines.documents.case import Case
+from penstock.pipelines.documents.giving_up import GivingUp
+from penstock.pipelines.documents.ledger_rows import JobRow
+from penstock.pipelines.documents.parsing.spool import purge
+from penstock.pipelines.documents.rebuilding import Rebuilding
+from penstock.pipelines.documents.sending import ingest_queue
+from penstock.pipelines.documents.storing import Storing
+from penstock.pipelines.documents.workshop import Workshop
+from penstock.queues.records import JobRecord
+from penstock.runtime.duty import Duty
+from penstock.stores.files.folder import Identity
+
+__all__ = ["Tidier"]
+
+logger = logging.getLogger(__name__)
+
+_EVERY_S = 5.0
+_SETTLED_MS = 10_000
+"""A job that ended so long ago without a word to the ledger is not going to say it any more."""
+_LOST_MS = 3_600_000
+"""A job without a record for so long was deleted by somebody."""
+
+
+class Tidier(Duty):
+    """Ends in the ledger what ended in the queue: crashed, cancelled or deleted jobs.
+
+    Also removes points of forgotten documents, goes on with rebuilds, and frees old parts.
+    """
+
+    def __init__(self, workshop: Workshop, storing: Storing) -> None:
+        super().__init__("documents: tidying", self.tidy, every_s=_EVERY_S)
+        self._workshop = workshop
+        self._giving_up = GivingUp(workshop, storing)
+        self._rebuilding = Rebuilding(workshop)
+
+    async def tidy(self) -> None:
+        """One round. Each part goes on if another fails."""
+        failures: list[Exception] = []
+        for part in (self._end_jobs, self._finish_forgetting, self._advance, self._purge):
+            try:
+                await part()
+            except PenstockError as error:
+                failures.append(error)
+        if failures:
+            raise failures[0]
+
+    async def _end_jobs(self) -> None:
+        queue = ingest_queue(self._workshop.app)
+        for row in await self._workshop.ledger.jobs.unended(_SETTLED_MS):
+            try:
+                record = await queue.job(row.job_id).status()
+            except JobMissing:
+                await self._end_lost(row)
+                continue
+            if not record.is_final or record.status == "done":
+                continue
+            if record.status == "failed":
+                await self._end_failed(row, record)
+            else:
+                await self._end_cancelled(row)
+
+    async def _end_lost(self, row: JobRow) -> None:
+        if await self._workshop.ledger.jobs.end_older(row.job_id, _LOST_MS):
+            logger.warning("job %s has gone from the queue without an end", row.job_id)
+
+    async def _end_failed(self, row: JobRow, record: JobRecord) -> None:
+        """A job that was buried without its handler: its process died too often, or ran out."""
+        error = DocumentError(
+            record.error or "its worker died again and again",
+            record.error_code or "ERR_WORKER_CRASHED",
+            record.suggestions or ("Queue it again with: penstock ingest retry",),
+        )
+        try:
+            case = Case.of_record(self._workshop, row, record)
+        except DocumentError:
+            await self._workshop.ledger.jobs.end(row.job_id, "failed", str(error))
+            return
+        await self._look_at(case, row)
+        await self._giving_up.give_up(case, error, moves=case.identity is not None)
+
+    async def _look_at(self, case: Case, row: JobRow) -> None:
+        """Find out what the job had begun, and whether its file is still there and the same."""
+        document = await self._workshop.ledger.document(row.rag_id, row.doc_id)
+        if document is not None and document.job_id == row.job_id:
+            case.digest = document.new_digest
+            case.generation = document.generation if document.state == "processing" else 0
+        wanted = case.digest or case.message.digest
+        with suppress(DocumentRefused):
+            case.identity = await asyncio.to_thread(_identity, case, wanted)
+
+    async def _end_cancelled(self, row: JobRow) -> None:
+        workshop = self._workshop
+        generation = await workshop.ledger.cancelled(row.rag_id, row.doc_id, row.job_id)
+        rag = await workshop.ledger.rag(row.rag_id)
+        if generation and rag is not None:
+            await workshop.vectors.delete_generation(rag.physical, row.doc_id, generation)
+        await workshop.ledger.jobs.end(row.job_id, "cancelled")
+
+    async def _finish_forgetting(self) -> None:
+        for document in await self._workshop.ledger.forgetting():
+            await self._workshop.remove_points(
+                document.rag_id, document.doc_id, document.generation
+            )
+
+    async def _advance(self) -> None:
+        for row in await self._workshop.ledger.rags():
+            if row.shadow or row.former:
+                rag = self._workshop.config.rags.get(row.rag_id)
+                if rag is None:
+                    continue
+                if row.shadow:
+                    await self._rebuilding.advance(rag)
+                else:
+                    await self._rebuilding.swap(rag)
+
+    async def _purge(self) -> None:
+        hours = self._workshop.settings.spool_hours
+        await asyncio.to_thread(purge, self._workshop.config.work_dir, hours * 3_600)
+
+
+def _identity(case: Case, digest: str) -> Identity:
+    with case.folders.incoming.open(case.name, max_bytes=case.rag.max_bytes) as file:
+        if digest and file.digest() != digest:
+            raise FileMissing("another file has taken its place")
+        return file.identity

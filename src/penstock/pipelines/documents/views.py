@@ -1,0 +1,157 @@
+"""Jobs, batches and RAGs as callers see them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import msgspec
+
+from penstock.pipelines.documents.configuration import RagConfig
+from penstock.pipelines.documents.ledger_rows import DocumentRow, JobRow, RagRow
+from penstock.queues.records import JobRecord
+
+__all__ = ["BatchView", "Explanation", "FileView", "RagView", "status_of"]
+
+
+class FileView(msgspec.Struct, frozen=True, kw_only=True):
+    """One file of a batch."""
+
+    job_id: str
+    document: str
+    status: str
+    """submitted, queued, processing, retrying, done, failed or cancelled."""
+    stage: str = ""
+    done: int | None = None
+    total: int | None = None
+    chunks_created: int = 0
+    error: str = ""
+    error_code: str = ""
+
+
+class BatchView(msgspec.Struct, frozen=True, kw_only=True):
+    """A batch: its files, and all of them together."""
+
+    batch_id: str
+    rag_id: str
+    files: tuple[FileView, ...]
+
+    @property
+    def counts(self) -> dict[str, int]:
+        return dict(Counter(file.status for file in self.files))
+
+    @property
+    def ended(self) -> int:
+        """How many files are done with, one way or another."""
+        return sum(file.status in _ENDED for file in self.files)
+
+    @property
+    def is_final(self) -> bool:
+        return self.ended == len(self.files)
+
+    @property
+    def status(self) -> str:
+        """Of the batch: what its least happy file allows."""
+        if not self.is_final:
+            return "processing" if self.ended or self.counts.get("processing") else "queued"
+        return "failed" if self.counts.get("failed") else "done"
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "batch_id": self.batch_id,
+            "rag_id": self.rag_id,
+            "status": self.status,
+            "total": len(self.files),
+            "ended": self.ended,
+            "counts": self.counts,
+            "chunks_created": sum(file.chunks_created for file in self.files),
+            "files": msgspec.to_builtins(self.files),
+        }
+
+
+class RagView(msgspec.Struct, frozen=True, kw_only=True):
+    """A RAG as it is configured and as it is."""
+
+    rag_id: str
+    description: str
+    collection: str
+    model: str
+    dimension: int
+    documents: dict[str, int]
+    """How many there are in each state."""
+    chunks: int
+    folder: str
+    rebuilding: str = ""
+    """The collection that is being built."""
+    needs_reindex: str = ""
+    """Why what is indexed is not what its file asks for."""
+
+
+class Explanation(msgspec.Struct, frozen=True, kw_only=True):
+    """All that is known of a job: why it is where it is."""
+
+    job_id: str
+    status: dict[str, Any]
+    lines: tuple[str, ...]
+    document: DocumentRow | None = None
+
+
+_ENDED = frozenset({"done", "failed", "cancelled", "expired", "lost"})
+
+
+def file_view(row: JobRow, record: JobRecord | None) -> FileView:
+    """A job by its record, and by the ledger where that has gone."""
+    if record is None:
+        status = {"open": "queued"}.get(row.state, row.state)
+        return FileView(
+            job_id=row.job_id,
+            document=row.doc_id,
+            status=status,
+            chunks_created=row.chunks,
+            error=row.error,
+            error_code=row.error_code,
+        )
+    counts = record.progress.counts
+    return FileView(
+        job_id=row.job_id,
+        document=row.doc_id,
+        status=record.status,
+        stage=record.progress.note,
+        done=record.progress.done,
+        total=record.progress.total,
+        chunks_created=row.chunks or int(counts.get("chunks_created", 0)),
+        error=record.error if record.status != "done" else "",
+        error_code=record.error_code if record.status != "done" else "",
+    )
+
+
+def status_of(record: JobRecord) -> dict[str, Any]:
+    """The status body of seed 002, with how far the job is."""
+    view = record.seed_view()
+    for name in ("chunks_created", "embeddings_generated", "tokens_used"):
+        view.setdefault(name, 0)
+    progress = record.progress
+    if record.status in {"processing", "retrying"}:
+        view["stage"] = progress.note or record.status
+        view["progress"] = {"done": progress.done, "total": progress.total}
+    return view
+
+
+def rag_view(
+    rag: RagConfig, row: RagRow | None, counts: dict[str, int], model: str, folder: str
+) -> RagView:
+    needs = ""
+    if row is not None and row.model != model:
+        needs = f"it is indexed with {row.model}, its file says {model}"
+    return RagView(
+        rag_id=rag.rag_id,
+        description=rag.description,
+        collection=rag.alias,
+        model=row.model if row is not None else model,
+        dimension=row.dimension if row is not None else 0,
+        documents={state: count for state, count in counts.items() if state != "chunks"},
+        chunks=counts.get("chunks", 0),
+        folder=folder,
+        rebuilding=row.shadow if row is not None else "",
+        needs_reindex=needs,
+    )

@@ -1,0 +1,177 @@
+"""What a process needs to work on documents, opened once and shared by all of its jobs."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from hashlib import blake2b
+from pathlib import Path, PurePosixPath
+from typing import NamedTuple
+
+import msgspec
+
+from penstock.app import Penstock
+from penstock.errors import FileRefused
+from penstock.pipelines.documents.configuration import DocumentsConfig, Embeddings, RagConfig
+from penstock.pipelines.documents.configuration_reading import (
+    changed,
+    effective_settings,
+    ensure_default_rag,
+    make_folders,
+    read_configuration,
+)
+from penstock.pipelines.documents.embedding.opening import open_embedder
+from penstock.pipelines.documents.embedding.port import Embedder
+from penstock.pipelines.documents.ids import physical_name
+from penstock.pipelines.documents.ledger import Ledger
+from penstock.pipelines.documents.ledger_rows import RagRow
+from penstock.stores.files.folder import Folder
+from penstock.stores.tables.opening import open_tables
+from penstock.stores.vectors.opening import open_vectors
+
+__all__ = ["Folders", "Workshop", "embeddings_text", "recipe_of"]
+
+_LOOK_S = 1.0
+"""How old the knowledge of the configuration may be."""
+_RECIPE = 1
+"""Raised when the same file and configuration give other chunks than before."""
+
+
+class Folders(NamedTuple):
+    """Where the files of a RAG are."""
+
+    incoming: Folder
+    processed: Folder
+    failed: Folder
+
+
+class Workshop:
+    """Configuration, ledger, vectors and embedders of one process."""
+
+    def __init__(self, app: Penstock) -> None:
+        self.app = app
+        self.settings = app.settings.documents
+        self._config = read_configuration(app.settings)
+        self._looked_at = time.monotonic()
+        settings = effective_settings(app.settings, self._config)
+        self.ledger = Ledger(open_tables(settings))
+        self.vectors = open_vectors(settings)
+        self._embedders: dict[str, Embedder] = {}
+        self._opening = asyncio.Lock()
+        self._ready: set[str] = set()
+        self._folders: dict[Path, Folders] = {}
+
+    async def open(self) -> None:
+        self._config = await asyncio.to_thread(_made_ready, self._config)
+        await self.ledger.open()
+        await self.vectors.open()
+
+    async def close(self) -> None:
+        for embedder in self._embedders.values():
+            await embedder.close()
+        self._embedders.clear()
+        await self.vectors.close()
+        await self.ledger.close()
+
+    # ---- configuration
+
+    @property
+    def config(self) -> DocumentsConfig:
+        """As the files say now, or said a moment ago."""
+        now = time.monotonic()
+        if now - self._looked_at >= _LOOK_S:
+            self._looked_at = now
+            if changed(self._config):
+                self._config = read_configuration(self.app.settings)
+                make_folders(self._config)
+        return self._config
+
+    def rag(self, rag_id: str) -> RagConfig:
+        """RagMissing or ConfigurationWrong if it cannot be used."""
+        return self.config.rag(rag_id)
+
+    def folders(self, rag: RagConfig) -> Folders:
+        root = self.config.folder_of(rag)
+        if root not in self._folders:
+            self._folders[root] = Folders(*(Folder(root / name) for name in Folders._fields))
+        return self._folders[root]
+
+    def name_of(self, rag: RagConfig, source_path: str, folder: str = "incoming") -> str:
+        """The path below one of the RAG's folders that a path of a message means."""
+        sources = self.config.sources_root
+        relative = PurePosixPath(Folder(sources).relative(source_path))
+        place = PurePosixPath(self.config.folder_of(rag).relative_to(sources), folder)
+        if not relative.is_relative_to(place) or relative == place:
+            raise FileRefused(
+                f"{source_path[:200]!r} is not in {folder}/ of RAG {rag.rag_id!r}",
+                "ERR_PATH_OUTSIDE",
+                (f"Put the file below {place} in the folder of all sources",),
+            )
+        return str(relative.relative_to(place))
+
+    def path_of(self, rag: RagConfig, name: str, folder: str = "incoming") -> str:
+        """The path that a message has for a file; see `name_of`."""
+        place = self.config.folder_of(rag).relative_to(self.config.sources_root)
+        return str(PurePosixPath(place, folder, name))
+
+    # ---- RAGs as they are
+
+    async def rag_row(self, rag: RagConfig) -> RagRow:
+        """The ledger's row of a RAG; one that is new is entered, and gets its collection."""
+        row = await self.ledger.rag(rag.rag_id)
+        if row is None:
+            embedder = await self.embedder(rag)
+            row = await self.ledger.ensure_rag(
+                RagRow(
+                    rag_id=rag.rag_id,
+                    version=1,
+                    physical=physical_name(rag.alias, 1),
+                    model=embedder.model,
+                    dimension=embedder.dimension,
+                    embeddings=embeddings_text(rag.embeddings),
+                )
+            )
+        if row.physical not in self._ready:
+            await self.vectors.create(row.physical, row.dimension)
+            await self.vectors.alias(rag.alias, row.physical)
+            self._ready.add(row.physical)
+        return row
+
+    async def remove_points(self, rag_id: str, doc_id: str, generation: int) -> None:
+        """Remove what a forgotten document has left in the store of vectors, and say so."""
+        row = await self.ledger.rag(rag_id)
+        if row is not None:
+            for collection in filter(None, (row.physical, row.shadow)):
+                await self.vectors.delete_before(collection, doc_id, generation)
+        await self.ledger.forgotten(rag_id, doc_id, generation)
+
+    async def embedder(self, rag: RagConfig, embeddings: str = "") -> Embedder:
+        """The embedder of a RAG: of its file, or as `embeddings` (a row's) says."""
+        if embeddings:
+            made = msgspec.json.decode(embeddings, type=Embeddings)
+            rag = msgspec.structs.replace(rag, embeddings=made)
+        key = embeddings_text(rag.embeddings)
+        async with self._opening:
+            if key not in self._embedders:
+                embedder = open_embedder(rag, self.app)
+                await embedder.open()
+                self._embedders[key] = embedder
+            return self._embedders[key]
+
+
+def _made_ready(config: DocumentsConfig) -> DocumentsConfig:
+    """Let there be a RAG at least, and the folders of all."""
+    config = ensure_default_rag(config)
+    make_folders(config)
+    return config
+
+
+def embeddings_text(embeddings: Embeddings) -> str:
+    """How vectors are made, as the ledger keeps it."""
+    return msgspec.json.encode(embeddings).decode()
+
+
+def recipe_of(rag: RagConfig, model: str) -> str:
+    """What chunks and vectors hang on, beside the file and the versions of the parsers."""
+    told = msgspec.json.encode((_RECIPE, rag.chunking, rag.sources.ocr, model))
+    return blake2b(told, digest_size=8).hexdigest()
