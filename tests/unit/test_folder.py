@@ -481,6 +481,45 @@ class TestMoving:
             "a--j": b"second",
         }
 
+    def test_files_that_change_places_meanwhile_are_all_kept(
+        self, incoming: Folder, processed: Folder
+    ) -> None:
+        for number in range(60):
+            put(incoming, "a", b"wanted")
+            put(incoming, "other", b"other")
+            with incoming.open("a", max_bytes=MB) as file:
+                identity = file.identity
+            started, done = threading.Event(), threading.Event()
+
+            def swap(done: threading.Event = done, started: threading.Event = started) -> None:
+                names = [incoming.root / name for name in ("a", "other", "third")]
+                while not done.is_set():
+                    for source, target in ((0, 2), (1, 0), (2, 1)):
+                        # The mover may have it, for ever or for an instant.
+                        with contextlib.suppress(FileNotFoundError, FileExistsError):
+                            target_name = names[target]
+                            target_name.hardlink_to(names[source])
+                            names[source].unlink()
+                    started.set()
+
+            swapper = threading.Thread(target=swap)
+            swapper.start()
+            started.wait()
+            try:
+                moved = incoming.move("a", processed, f"{number}", identity=identity, suffix="j")
+            finally:
+                done.set()
+                swapper.join()
+            there = [incoming.read(name, MB) for name in incoming.walk()]
+            assert b"other" in there
+            if moved is None:
+                assert b"wanted" in there
+                assert processed.identity(f"{number}") is None
+            else:
+                assert processed.read(moved, MB) == b"wanted"
+            for name in list(incoming.walk()):
+                incoming.remove(name)
+
     def test_without_rename_noreplace_links_do_it(
         self, incoming: Folder, processed: Folder, monkeypatch: pytest.MonkeyPatch
     ) -> None:

@@ -43,6 +43,9 @@ class QdrantServer:
         self._version = ""
 
     async def open(self) -> None:
+        if self._link is None:
+            # The import takes a second: not on the loop, where others have leases to renew.
+            await asyncio.to_thread(_library)
         self._connected()
 
     async def close(self) -> None:
@@ -201,15 +204,20 @@ class QdrantServer:
         return self._link
 
 
-def _linked(settings: VectorSettings) -> Link:
+def _library() -> type[Link]:
     try:
         from penstock.stores.vectors.server_link import Link  # noqa: PLC0415  needs an extra
     except ImportError:
         raise ConfigError(
             "vectors.url needs Qdrant's client library: pip install 'penstock[qdrant]'"
         ) from None
+    return Link
+
+
+def _linked(settings: VectorSettings) -> Link:
+    link = _library()
     try:
-        return Link.to(settings)
+        return link.to(settings)
     except (ValueError, TypeError):  # not in its words: they would repeat a password
         raise ConfigError(
             f"vectors.url {_address(settings.url or '')!r} or vectors.api_key cannot be used"
