@@ -1,0 +1,307 @@
+"""Blocks of text into chunks that are found as a whole.
+
+Boundaries depend on what stands there, not on how much stands before it: an edit changes the chunks
+around it, and those far away keep their digests (and with them their vectors). Text is therefore
+first cut into runs, each of a few chunks: at a heading, and where no heading comes, behind a
+paragraph whose checksum says so. Only within a run are chunks filled one after the other, and only
+there do they overlap.
+
+With the strategy `structure`
+
+- no chunk goes over a heading of the first two levels; sections below them that fit into one chunk
+  together are put into one, under the headings that they share;
+- a heading stays with what follows it, a table or listing with the heading or caption before it;
+- tables and listings stay whole if they fit, a listing of a line or two stays with its text; larger
+  ones are cut between rows (the head of the table is repeated) or lines.
+
+With `recursive` every block is text, and size alone counts.
+"""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator
+from functools import lru_cache
+from typing import Final, NamedTuple
+from zlib import crc32
+
+from semantic_text_splitter import TextSplitter
+
+from penstock.pipelines.documents.chunks import Chunk, Kind, digest_of
+from penstock.pipelines.documents.configuration import Chunking
+from penstock.pipelines.documents.parsing.blocks import Block
+from penstock.pipelines.documents.parsing.cutting import pack, spans_of
+
+__all__ = ["split"]
+
+RUN_FROM: Final = 2
+"""Chunks that a run has at least, where the text has as many."""
+RUN_TO: Final = 8
+"""And at most. The splitter's time grows with the square of what it gets at once."""
+SHORT: Final = 4
+"""A piece is short up to the size of a chunk divided by this."""
+APART: Final = 8
+"""One of so many short sections begins a chunk even if it would fit into the one before."""
+
+_SURROGATES = re.compile("[\ud800-\udfff]")
+_RULE = re.compile(r"\|?[ \t]*:?-+:?[ \t]*(?:\|[ \t]*:?-+:?[ \t]*)*\|?[ \t]*\n?")
+
+
+class _Piece(NamedTuple):
+    """A chunk in the making."""
+
+    text: str
+    start: int
+    end: int
+    kind: Kind
+    page: int | None
+    headings: tuple[str, ...]
+
+
+class _Span(NamedTuple):
+    """A block, or as much of it as goes into one run."""
+
+    text: str
+    start: int
+    block: Block
+    goes_on: bool
+    """It continues the block of the span before."""
+
+
+class _Run:
+    """Text that is filled into chunks from its beginning."""
+
+    __slots__ = ("headings", "length", "only_headings", "spans")
+
+    def __init__(self, headings: tuple[str, ...]) -> None:
+        self.spans: list[_Span] = []
+        self.length = 0
+        self.headings = headings
+        self.only_headings = True
+
+    def add(self, span: _Span) -> None:
+        self.spans.append(span)
+        self.length += len(span.text) + 2
+        if self.only_headings:
+            self.only_headings = _is_heading(span.block)
+
+    def pieces(self, size: int, overlap: int) -> list[_Piece]:
+        """The run in pieces of at most `size` characters."""
+        texts: list[str] = []
+        places: list[int] = []  # where each span begins in `text`
+        at = end = 0
+        for span in self.spans:
+            if texts and not span.goes_on:
+                # What the document has between two blocks is a line's end, or an empty line.
+                between = "\n" if span.start - end == 1 else "\n\n"
+                texts.append(between)
+                at += len(between)
+            places.append(at)
+            texts.append(span.text)
+            at += len(span.text)
+            end = span.start + len(span.text)
+        text = "".join(texts)
+        if len(text) <= size:
+            stripped = text.strip()
+            begin = text.find(stripped)
+            return [self._piece(places, begin, stripped)] if stripped else []
+        return [self._piece(places, begin, part) for begin, part in _indices(text, size, overlap)]
+
+    def _piece(self, places: list[int], begin: int, text: str) -> _Piece:
+        spans = self.spans
+        first = spans[bisect_right(places, begin) - 1]
+        place = bisect_right(places, begin + len(text) - 1) - 1
+        last = spans[place]
+        return _Piece(
+            text,
+            first.start + begin - places[bisect_right(places, begin) - 1],
+            last.start + begin + len(text) - places[place],
+            "text",
+            first.block.page,
+            self.headings,
+        )
+
+
+def split(blocks: Iterable[Block], chunking: Chunking) -> list[Chunk]:
+    """The chunks of a document in its order; none if there is only white space.
+
+    Each is at most `chunking.size` characters. `start` and `end` are those of its text in the
+    document; a part of a table has the place of its rows, not of the head that is repeated.
+    The same blocks make the same chunks, always.
+    """
+    size, overlap = chunking.size, chunking.overlap
+    if chunking.strategy == "recursive":
+        pieces = [
+            piece
+            for run in _runs(blocks, size, by_heading=False)
+            for piece in run.pieces(size, overlap)
+        ]
+    else:
+        pieces = _structured(blocks, size, overlap)
+    return [
+        Chunk(text, digest_of(text), kind, page, headings, start, end)
+        for text, start, end, kind, page, headings in pieces
+    ]
+
+
+def _structured(blocks: Iterable[Block], size: int, overlap: int) -> list[_Piece]:
+    joined: list[_Piece] = []
+    whole = False  # is the last of `joined` all of its run?
+    for group in _groups(blocks, size, overlap):
+        if not group:
+            continue
+        single = len(group) == 1
+        both = _join(joined[-1], group[0], size, whole and single) if joined else None
+        if both is None:
+            joined += group
+            whole = single
+        else:
+            joined[-1] = both
+            joined += group[1:]
+            whole = single
+    return joined
+
+
+def _groups(blocks: Iterable[Block], size: int, overlap: int) -> Iterator[list[_Piece]]:
+    """The pieces of each run of text, each table and each listing."""
+    text: list[Block] = []
+    for block in blocks:
+        if block.kind == "text":
+            text.append(block)
+            continue
+        for run in _runs(text, size, by_heading=True):
+            yield run.pieces(size, overlap)
+        text = []
+        yield _whole_or_lines(block, size)
+    for run in _runs(text, size, by_heading=True):
+        yield run.pieces(size, overlap)
+
+
+def _runs(blocks: Iterable[Block], size: int, *, by_heading: bool) -> Iterator[_Run]:
+    most, least, spread = RUN_TO * size, RUN_FROM * size, RUN_FROM * size
+    run: _Run | None = None
+    for block in blocks:
+        headings = block.headings
+        if run is not None and by_heading and headings != run.headings:
+            if run.only_headings and headings[: len(run.headings)] == run.headings:
+                run.headings = headings  # a heading right below a heading: both belong to the text
+            else:
+                yield run
+                run = None
+        for at, text in spans_of(block.text, most):
+            length = len(text)
+            if run is not None and run.length + length > most:
+                yield run
+                run = None
+            if run is None:
+                run = _Run(headings)
+            run.add(_Span(text, block.start + at, block, at > 0))
+            # Each character is as likely as any other to end a run, whatever paragraphs are like.
+            if run.length >= least and _checksum(text) % spread < length:
+                yield run
+                run = None
+    if run is not None:
+        yield run
+
+
+def _join(first: _Piece, second: _Piece, size: int, singles: bool) -> _Piece | None:
+    """Both as one piece, if they are found better together."""
+    if first.headings[:2] != second.headings[:2] or second.start < first.end:
+        return None
+    between = "\n" if second.start - first.end == 1 else "\n\n"
+    if len(first.text) + len(between) + len(second.text) > size:
+        return None
+    kind = _joint_kind(first, second, size // SHORT, singles)
+    if kind is None:
+        return None
+    caption = kind == second.kind != "text"
+    headings = second.headings if caption else _shared(first, second)
+    text = f"{first.text}{between}{second.text}"
+    return _Piece(text, first.start, second.end, kind, first.page, headings)
+
+
+def _joint_kind(first: _Piece, second: _Piece, short: int, singles: bool) -> Kind | None:
+    if first.kind == "text" and second.kind != "text":
+        if second.kind == "code" and len(second.text) <= short < len(first.text):
+            return "text"
+        return second.kind if len(first.text) <= short else None
+    if second.kind != "text" or first.kind == "table" or not singles:
+        return None
+    if first.kind == "code" and len(first.text) > short:
+        return None
+    apart = first.headings != second.headings and _checksum(second.text) % APART == 0
+    return None if apart else "text"
+
+
+def _shared(first: _Piece, second: _Piece) -> tuple[str, ...]:
+    count = 0
+    for one, other in zip(first.headings, second.headings, strict=False):
+        if one != other:
+            break
+        count += 1
+    return first.headings[:count]
+
+
+def _whole_or_lines(block: Block, size: int) -> list[_Piece]:
+    """A table or a listing: one piece, or several cut between its lines."""
+    kind, page, headings = block.kind, block.page, block.headings
+    text = block.text.strip("\n").rstrip()
+    start = block.start + block.text.find(text)
+    if not text:
+        return []
+    if len(text) <= size:
+        return [_Piece(text, start, start + len(text), kind, page, headings)]
+    head = _head_of(text, size) if kind == "table" else ""
+    room = size - len(head)
+    pieces: list[_Piece] = []
+    for at, part in pack(text[len(head) :], room):
+        trimmed = part.rstrip()
+        begin = start + len(head) + at
+        for offset, shown in [(0, trimmed)] if len(trimmed) <= room else _indices(trimmed, room, 0):
+            end = begin + offset + len(shown)
+            pieces.append(
+                _Piece(
+                    head + shown,
+                    begin + offset if pieces else start,
+                    end,
+                    kind,
+                    page,
+                    headings,
+                )
+            )
+    return pieces
+
+
+def _head_of(table: str, size: int) -> str:
+    """The first row and the rule below it; nothing if there is none or it is too long to repeat."""
+    first = table.find("\n") + 1
+    second = table.find("\n", first) + 1
+    if 0 < first < second <= size // 2 and _RULE.fullmatch(table, first, second):
+        return table[:second]
+    return ""
+
+
+def _is_heading(block: Block) -> bool:
+    # A parser hands over a heading as the first block below itself, with its signs ("## ").
+    if not block.headings:
+        return False
+    name = block.headings[-1]
+    return len(block.text) <= 2 * len(name) + 16 and name in block.text
+
+
+def _checksum(text: str) -> int:
+    return crc32(text.encode(errors="surrogatepass"))
+
+
+def _indices(text: str, size: int, overlap: int) -> list[tuple[int, str]]:
+    splitter = _splitter(size, min(overlap, size - 1))
+    try:
+        return splitter.chunk_indices(text)
+    except UnicodeEncodeError:  # half a pair, from a PDF: it stands for no character
+        return splitter.chunk_indices(_SURROGATES.sub("\ufffd", text))
+
+
+@lru_cache(maxsize=64)
+def _splitter(size: int, overlap: int) -> TextSplitter:
+    return TextSplitter(size, overlap=overlap, trim=True)
