@@ -3,8 +3,10 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import pickle
+import re
 import stat
 from pathlib import Path
 from textwrap import dedent
@@ -18,14 +20,25 @@ from hypothesis import strategies as st
 
 from penstock.errors.documents import ConfigurationWrong, RagMissing
 from penstock.pipelines.documents.configuration import (
+    BUILTIN_DIMENSION,
+    TAKEN_IDS,
     TYPES,
     Chunking,
+    ClientConfig,
     Collection,
     Embeddings,
     RagConfig,
     Sources,
 )
-from penstock.pipelines.documents.configuration_foreign import RAG_IGNORED, RAG_NAMES
+from penstock.pipelines.documents.configuration_checking import variable_of
+from penstock.pipelines.documents.configuration_fields import names_of, words_for
+from penstock.pipelines.documents.configuration_foreign import (
+    CLIENT_IGNORED,
+    CLIENT_NAMES,
+    RAG_IGNORED,
+    RAG_NAMES,
+    STRATEGIES,
+)
 from penstock.pipelines.documents.configuration_reading import (
     changed,
     effective_settings,
@@ -34,6 +47,7 @@ from penstock.pipelines.documents.configuration_reading import (
     read_configuration,
     write_rag,
 )
+from penstock.pipelines.documents.incoming import UNFINISHED
 from penstock.settings import DocumentSettings, Settings, VectorSettings
 
 KNOWN = ", ".join(TYPES)
@@ -735,3 +749,62 @@ def test_a_change_of_any_file_is_noticed(place):
     assert noticed((place.base / "client.yaml").unlink)
     assert noticed((place.rags / "b.yml").unlink)
     assert not noticed(lambda: (place.rags / ".b.yaml.tmp").write_text("x"))
+
+
+PAGE = (Path(__file__).parents[2] / "docs" / "reference" / "documents-configuration.md").read_text()
+
+
+def shown_default(model: msgspec.Struct, name: str) -> str:
+    if name == "rag_id":
+        return "needed"
+    value = functools.reduce(getattr, name.split("."), model)
+    if value in {None, ""}:
+        return "–"
+    if isinstance(value, tuple):
+        return "all" if value == tuple(TYPES) else str(value)
+    return f"`{str(value).lower() if isinstance(value, bool) else value}`"
+
+
+def shown_range(name: str, kind: object) -> str:
+    if name == "sources.extensions":
+        return "some of " + " ".join(f"`{extension}`" for extension in TYPES)
+    return words_for(kind)
+
+
+def test_the_page_lists_every_field_of_a_rag_with_its_default_and_range():
+    rows = re.findall(r"^\| `([\w.]+)` \| ([^|]+) \| ([^|]+) \| [^|]+ \|$", PAGE, re.MULTILINE)
+    made = RagConfig(rag_id="")
+    assert rows == [
+        (name, shown_default(made, name), shown_range(name, kind))
+        for name, kind in names_of(RagConfig).items()
+    ]
+
+
+def test_the_page_lists_every_field_of_the_client_file_with_its_variable():
+    rows = re.findall(
+        r"^\| `([\w.]+)` \| `(RAG_\w+)` \| ([^|]+) \| ([^|]+) \| [^|]+ \|$", PAGE, re.MULTILINE
+    )
+    made = ClientConfig()
+    assert rows == [
+        (name, variable_of(name), shown_default(made, name), shown_range(name, kind))
+        for name, kind in names_of(ClientConfig).items()
+    ]
+
+
+def test_the_page_lists_every_name_of_the_chatbot():
+    rows = re.findall(r"^\| `([\w.]+)` \| `([\w.]+)` \|$", PAGE, re.MULTILINE)
+    assert dict(rows) == CLIENT_NAMES | RAG_NAMES
+    section = PAGE.partition("These do nothing here.")[2].partition("## ")[0]
+    client, _, rag = section.partition("In the file of a RAG")
+    assert set(re.findall(r"`([\w.]+)`", client)) - {"client.yaml"} == CLIENT_IGNORED
+    assert set(re.findall(r"`([\w.]+)`", rag)) == RAG_IGNORED
+    for word in [*TAKEN_IDS, *STRATEGIES, str(BUILTIN_DIMENSION), *UNFINISHED]:
+        assert word in PAGE
+
+
+def test_the_page_shows_mistakes_as_they_are_told(place):
+    place.rag("rag_id: faq\nretrival: {top_k: 3}\nchunking: {overlap: 600}")
+    with pytest.raises(ConfigurationWrong) as wrong:
+        place.read().rag("faq")
+    shown = re.findall(r"^```text\n(.+)\n```$", PAGE, re.MULTILINE)
+    assert shown == [str(wrong.value).removeprefix(f"{place.rags}/")]

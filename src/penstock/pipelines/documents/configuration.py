@@ -58,6 +58,7 @@ class QdrantConfig(_Section, frozen=True, kw_only=True):
     url: str | None = None
     """Of a Qdrant server; without one the engine runs here."""
     api_key: str | None = None
+    """For a server that asks for one."""
     timeout: Seconds | None = None
     """How long it may take to answer; `vectors.answer_s` by default."""
 
@@ -99,6 +100,7 @@ class Collection(_Section, frozen=True, kw_only=True):
 
 class Embeddings(_Section, frozen=True, kw_only=True):
     provider: Literal["builtin", "http", "sentence-transformers"] = "builtin"
+    """`builtin` needs nothing else; `http` is any OpenAI-compatible API."""
     model: str = ""
     """Of the provider; the built-in one has one."""
     dimension: Annotated[int, Meta(ge=1, le=65_536)] | None = None
@@ -110,9 +112,11 @@ class Embeddings(_Section, frozen=True, kw_only=True):
     api_key_env: str | None = None
     """The environment variable that holds its key. The key itself is in no file."""
     timeout: Seconds = 60.0
+    """How many seconds an answer of the API may take."""
     calls_per_minute: Annotated[int, Meta(ge=1, le=10_000_000)] | None = None
     """Shared by all workers of all machines."""
     tokens_per_minute: Annotated[int, Meta(ge=1, le=10**12)] | None = None
+    """The same."""
     cache: bool | None = None
     """Remember vectors of texts; by default where making them costs more than asking Redis."""
 
@@ -123,14 +127,16 @@ class Chunking(_Section, frozen=True, kw_only=True):
     size: Annotated[int, Meta(ge=64, le=4_096)] = 512
     """Most characters of a chunk."""
     overlap: Annotated[int, Meta(ge=0, le=1_024)] = 128
+    """Characters that neighbours share; less than `size`."""
 
 
 class Sources(_Section, frozen=True, kw_only=True):
     directory: str | None = None
     """By default the RAG's id below `sources_root`."""
     extensions: tuple[str, ...] = tuple(TYPES)
+    """Files that are taken, with the leading dot."""
     max_mb: Annotated[float, Meta(gt=0, le=500)] = 50.0
-    """Largest file."""
+    """Largest file, in units of 1,048,576 bytes."""
     watch: bool = True
     """Take what is put into `incoming/`."""
     ocr: bool = False
@@ -139,13 +145,14 @@ class Sources(_Section, frozen=True, kw_only=True):
 
 class Retrieval(_Section, frozen=True, kw_only=True):
     top_k: Annotated[int, Meta(ge=1, le=50)] = 5
+    """Chunks that a search finds."""
     threshold: Annotated[float, Meta(ge=0, le=1)] | None = None
+    """Least similarity of what is found."""
 
 
 class RateLimit(_Section, frozen=True, kw_only=True):
-    """Most documents that are taken in, over all workers."""
-
     per_second: Annotated[float, Meta(gt=0, le=100_000)] | None = None
+    """Most documents that are taken in, over all workers."""
 
 
 class RagConfig(_Section, frozen=True, kw_only=True):
@@ -156,6 +163,7 @@ class RagConfig(_Section, frozen=True, kw_only=True):
     display_name: str = ""
     """For people; by default the id."""
     description: str = ""
+    """For people."""
     collection: Collection = Collection()
     embeddings: Embeddings = Embeddings()
     chunking: Chunking = Chunking()
