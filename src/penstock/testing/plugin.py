@@ -19,11 +19,12 @@ from pathlib import Path
 
 import pytest
 
-from penstock.errors import BinaryMissing, EmbeddedError
+from penstock.errors import BinaryMissing, EmbeddedError, StartFailed
 from penstock.redis.embedded import Embedded
 from penstock.settings import EmbeddedSettings
 from penstock.testing.binaries import SERVER_NAMES, Binary, find_binary
 from penstock.testing.cluster import ClusterProcess
+from penstock.testing.postgres import PostgresProcess
 from penstock.testing.proxy import FaultProxy
 from penstock.testing.resp import Address
 from penstock.testing.sentinel import SentinelSetup
@@ -36,6 +37,7 @@ __all__ = [
     "cluster",
     "fault_proxy",
     "namespace",
+    "postgres_server",
     "required_servers",
     "start_cluster",
     "start_sentinel",
@@ -98,6 +100,17 @@ def cluster() -> Iterator[ClusterProcess]:
     """Share a Valkey cluster of three primaries; ask `start_cluster` for one to break."""
     with ClusterProcess(primaries=3) as running:
         yield running
+
+
+@pytest.fixture(scope="session")
+def postgres_server() -> Iterator[PostgresProcess]:
+    """Share one PostgreSQL; skipped where it cannot run. A test makes a database of its own."""
+    with ExitStack() as started:
+        try:
+            server = started.enter_context(PostgresProcess())
+        except (BinaryMissing, StartFailed) as error:
+            pytest.skip(f"no PostgreSQL here: {error}")
+        yield server
 
 
 @pytest.fixture(scope="session")

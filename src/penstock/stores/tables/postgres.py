@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import queue
 import threading
 import time
 
@@ -22,7 +23,7 @@ class PostgresTables(ThreadedTables):
     """Tables in the database at `url`, over at most `connections` connections.
 
     Works are as isolated as they are in SQLite, where one comes after the other: a work that meets
-    another is undone and run again.
+    another is undone and run again. Reads wait for no writer unless there is but one connection.
     """
 
     def __init__(self, url: str, *, connections: int, wait_s: float) -> None:
@@ -39,25 +40,30 @@ class PostgresTables(ThreadedTables):
 
 class _PostgresDesks(Desks):
     def __init__(self, conninfo: str, connections: int, wait_s: float) -> None:
-        # The first connects now, so that a wrong address or password shows.
-        self._idle = [Link(conninfo, wait_s) for _ in range(connections)]
-        self._links = tuple(self._idle)
-        self._idle[-1].connect()
-        self._choosing = threading.Lock()
+        self._links = tuple(Link(conninfo, wait_s) for _ in range(connections))
+        self._links[0].connect()  # now, so that a wrong address or password shows
+        self._unused = queue.SimpleQueue[Link]()
+        for link in self._links:
+            self._unused.put(link)
         self._has_ended = threading.Event()
         self._watch = threading.Thread(target=self._look, name="tables watch", daemon=True)
-        self.reads = self.writes = Desk("tables", self._serve, threads=connections)
+        # Half of them only read, so that works that write cannot keep them all.
+        readers = connections // 2
+        self.writes = Desk("tables writes", self._serve, threads=connections - readers)
+        self.reads = Desk("tables reads", self._serve, threads=readers) if readers else self.writes
+        self._desks = {self.writes, self.reads}
         self._watch.start()
-        self.reads.start()
+        for desk in self._desks:
+            desk.start()
 
     def finish(self) -> None:
-        self.reads.finish()
+        for desk in self._desks:
+            desk.finish()
         self._has_ended.set()
         self._watch.join()
 
     def _serve(self, desk: Desk) -> None:
-        with self._choosing:
-            link = self._idle.pop()
+        link = self._unused.get()
         while (errand := desk.take()) is not None:
             if errand.is_given_up:
                 continue

@@ -39,6 +39,7 @@ _LONGEST_PAUSE_S = 0.1
 _GRACE_S = 1.0
 """How much longer than the server's own timeout a silent server is waited for."""
 _LONGEST_MS = 2**31 - 1
+_ADVISORY_LOCK = int.from_bytes(b"penstock")
 
 
 class Link:
@@ -56,7 +57,11 @@ class Link:
             return self._connection
         self.drop()
         try:
-            connection = psycopg.connect(self._conninfo)
+            connection = psycopg.connect(
+                # A prepared statement does not survive a change of its table, nor a pooler.
+                self._conninfo,
+                prepare_threshold=None,
+            )
         except psycopg.Error as error:
             raise judged_connect(error) from error
         self._connection = connection
@@ -182,6 +187,10 @@ class _PostgresTransaction:
 
     def execute(self, sql: str, *values: Value) -> list[Row]:
         def ask() -> list[Row]:
+            if _is_about_tables(sql):
+                # Two that create the same table, each if it is missing, meet in PostgreSQL's own
+                # tables: one would fail. So they come one after the other.
+                self._connection.execute("SELECT pg_advisory_xact_lock(%s)", (_ADVISORY_LOCK,))
             cursor = self._connection.execute(_translated(sql), _plain(values))
             return cursor.fetchall() if cursor.description is not None else []
 
@@ -234,6 +243,11 @@ def with_defaults(url: str, wait_s: float) -> str:
 @lru_cache(maxsize=512)
 def _translated(sql: str) -> bytes:
     return sql.replace("?", "%s").encode()
+
+
+@lru_cache(maxsize=512)
+def _is_about_tables(sql: str) -> bool:
+    return sql.lstrip().partition(" ")[0].upper() in {"ALTER", "CREATE", "DROP"}
 
 
 def _plain(values: Sequence[Value]) -> list[Value]:

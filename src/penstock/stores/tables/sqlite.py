@@ -6,6 +6,7 @@ within a savepoint of its own, and become durable with one commit: thirty writer
 
 from __future__ import annotations
 
+import errno
 import os
 import sqlite3
 import threading
@@ -14,7 +15,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from penstock.errors import StoreAway, StoreError
+from penstock.errors import StoreAway, StoreError, StoreFull
 from penstock.stores.tables.errands import Desk, Errand
 from penstock.stores.tables.port import Row, Value
 from penstock.stores.tables.sqlite_failures import is_busy, judged
@@ -51,7 +52,8 @@ class SqliteTables(ThreadedTables):
             _make(self.path)
             return _SqliteDesks(self.path, self.wait_s)
         except OSError as error:
-            raise StoreError(f"{self.path} cannot be opened: {error}") from error
+            kind = StoreFull if error.errno in {errno.ENOSPC, errno.EDQUOT} else StoreError
+            raise kind(f"{self.path} cannot be opened: {error}") from error
 
 
 class _SqliteDesks(Desks):
@@ -61,11 +63,12 @@ class _SqliteDesks(Desks):
         try:
             self._writer.execute("PRAGMA busy_timeout = 0")  # it waits for its turn instead
             self._turn = Turn(path)
+            self._identity = _identity(path)
         except BaseException:
             self._writer.close()
             raise
-        self.writes = Desk(f"writes {path.name}", self._serve_writes, threads=1)
-        self.reads = Desk(f"reads {path.name}", self._serve_reads, threads=_READERS)
+        self.writes = Desk("tables writes", self._serve_writes, threads=1)
+        self.reads = Desk("tables reads", self._serve_reads, threads=_READERS)
         self.writes.start()
         self.reads.start()
 
@@ -90,10 +93,12 @@ class _SqliteDesks(Desks):
             except Exception as error:  # noqa: BLE001  each of them waits for its outcome
                 whole = self._undone(error)
                 for errand in group:
-                    errand.error = errand.error or whole
+                    errand.error = errand.error or type(whole)(*whole.args)  # each has a traceback
             desk.answer(group)
 
     def _begin(self, deadline: float) -> None:
+        if _identity(self._path) != self._identity:
+            raise StoreError(f"{self._path} was moved or removed while it was open: open it anew")
         if not self._turn.take(deadline):
             raise StoreAway(f"{self._path} does not answer in time: other writers hold it")
         try:
@@ -142,11 +147,11 @@ class _SqliteDesks(Desks):
         writer.execute("ROLLBACK TO work")
         writer.execute("RELEASE work")
 
-    def _undone(self, error: Exception) -> Exception:
+    def _undone(self, error: Exception) -> StoreError:
         with suppress(sqlite3.Error):
             if self._writer.in_transaction:
                 self._writer.execute("ROLLBACK")
-        return judged(error, self._path) if isinstance(error, sqlite3.Error) else error
+        return error if isinstance(error, StoreError) else judged(error, self._path)
 
     # reading
 
@@ -208,6 +213,15 @@ class _SqliteTransaction:
         except (sqlite3.Error, OverflowError, UnicodeError) as error:
             self.failed = judged(error, self._path)
             raise self.failed from error
+
+
+def _identity(path: Path) -> tuple[int, int] | None:
+    """Which file it is. SQLite itself goes on writing to one that nobody finds any more."""
+    try:
+        file = path.stat()
+    except FileNotFoundError:
+        return None
+    return file.st_dev, file.st_ino
 
 
 def _make(path: Path) -> None:

@@ -38,8 +38,10 @@ def is_busy(error: sqlite3.Error) -> bool:
 
 def judged(error: Exception, path: Path) -> StoreError:
     """Say what it means; for whatever a statement raised, also of values that cannot be stored."""
-    if not isinstance(error, sqlite3.Error):
+    if isinstance(error, OverflowError | UnicodeError):
         return StoreError(f"a value cannot be stored: {error}")
+    if not isinstance(error, sqlite3.Error):
+        return StoreError(f"{path}: {type(error).__name__}: {error}")
     kind = _code(error) & _PRIMARY
     if kind == sqlite3.SQLITE_FULL or (kind == sqlite3.SQLITE_IOERR and _had_no_room(error, path)):
         return StoreFull(f"no room for {path}: {error}")
@@ -47,9 +49,8 @@ def judged(error: Exception, path: Path) -> StoreError:
         return StoreAway(f"the disk of {path} fails ({_name(error)}): {error}")
     if kind in _AWAY:
         return StoreAway(f"{path} does not answer in time: {_AWAY[kind]}")
-    if kind in _BROKEN:
-        return StoreError(f"{path} {_BROKEN[kind]} ({error})")
-    return StoreError(f"{path}: {error}")
+    broken = _BROKEN.get(kind)
+    return StoreError(f"{path} {broken} ({error})" if broken else f"{path}: {error}")
 
 
 def _code(error: sqlite3.Error) -> int:

@@ -1,9 +1,10 @@
 """Writers of one SQLite file take turns.
 
 SQLite gives its lock to whoever asks at the right moment. A process that writes without a pause
-asks again microseconds after it let go, the others ask every few milliseconds: they can wait for
-minutes. So a writer first takes its turn, a lock on a file beside the database, and keeps it only
-until it has SQLite's lock. Whoever has just written comes after those who waited.
+asks again microseconds after it let go, the others ask every few milliseconds: some wait for
+seconds, and one for too long. So a writer first takes its turn, a lock on a file beside the
+database, and keeps it until it has SQLite's lock. Whoever has just written comes after those who
+waited.
 """
 
 from __future__ import annotations
