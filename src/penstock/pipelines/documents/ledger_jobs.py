@@ -18,14 +18,25 @@ class JobBook:
     def __init__(self, tables: Tables) -> None:
         self._tables = tables
 
-    async def enter(self, rag_id: str, batch_id: str, jobs: Sequence[tuple[str, str]]) -> None:
-        """Note jobs (id and document) that were queued together."""
+    async def enter(
+        self,
+        rag_id: str,
+        batch_id: str,
+        jobs: Sequence[tuple[str, str]],
+        *,
+        take_over: bool = True,
+    ) -> None:
+        """Note jobs (id and document) that were queued together.
+
+        One that another batch has goes over to this one, unless `take_over` is False.
+        """
         now = SYSTEM_CLOCK.wall_ms()
+        known = "UPDATE SET batch_id = excluded.batch_id" if take_over else "NOTHING"
         await self._tables.write(
             lambda tables: tables.execute_many(
                 "INSERT INTO rag_jobs (job_id, batch_id, rag_id, doc_id, state, submitted_ms) "
                 "VALUES (?, ?, ?, ?, 'open', ?) "
-                "ON CONFLICT (job_id) DO UPDATE SET batch_id = excluded.batch_id",
+                f"ON CONFLICT (job_id) DO {known}",
                 [(job_id, batch_id, rag_id, doc_id, now) for job_id, doc_id in jobs],
             )
         )

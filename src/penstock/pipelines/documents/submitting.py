@@ -98,7 +98,10 @@ class Submitting:
             sent = await send(ingest_queue(self._workshop.app), messages, words.priority)
             jobs = [(job.job_id, job.document) for job in sent]
             if jobs:
-                await self._workshop.ledger.jobs.enter(rag.rag_id, batch_id, jobs)
+                # The watcher sees what `submit` has copied as well: the batch is the user's.
+                await self._workshop.ledger.jobs.enter(
+                    rag.rag_id, batch_id, jobs, take_over=words.submitted_by != "watch"
+                )
         return Submission(
             rag_id=rag.rag_id,
             batch_id=batch_id,
