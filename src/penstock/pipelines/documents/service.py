@@ -10,6 +10,7 @@ from typing import Any, Self
 import msgspec
 
 from penstock.app import Penstock
+from penstock.clock import SYSTEM_CLOCK
 from penstock.errors import JobMissing
 from penstock.pipelines.documents import health, searching
 from penstock.pipelines.documents.configuration import RagConfig
@@ -181,7 +182,10 @@ class Documents:
             raise JobMissing(self._queue.name, batch_id)
         records = await asyncio.gather(*(self._record(row) for row in rows))
         files = tuple(file_view(row, record) for row, record in zip(rows, records, strict=True))
-        return BatchView(batch_id=batch_id, rag_id=rows[0].rag_id, files=files)
+        age_ms = SYSTEM_CLOCK.wall_ms() - min(row.submitted_ms for row in rows)
+        return BatchView(
+            batch_id=batch_id, rag_id=rows[0].rag_id, files=files, age_ms=max(0, age_ms)
+        )
 
     async def follow(self, batch_id: str, every_s: float = _POLL_S) -> AsyncIterator[BatchView]:
         """A batch again and again, until all its files have ended."""

@@ -25,8 +25,17 @@ class FileView(msgspec.Struct, frozen=True, kw_only=True):
     done: int | None = None
     total: int | None = None
     chunks_created: int = 0
+    embeddings_generated: int = 0
+    tokens_used: int = 0
     error: str = ""
     error_code: str = ""
+
+    @property
+    def part(self) -> float:
+        """How much of it is done with, from 0 to 1."""
+        if self.status in _ENDED:
+            return 1.0
+        return min(1.0, (self.done or 0) / self.total) if self.total else 0.0
 
 
 class BatchView(msgspec.Struct, frozen=True, kw_only=True):
@@ -35,6 +44,19 @@ class BatchView(msgspec.Struct, frozen=True, kw_only=True):
     batch_id: str
     rag_id: str
     files: tuple[FileView, ...]
+    age_ms: int = 0
+    """Since its first file was submitted."""
+
+    @property
+    def part(self) -> float:
+        """How much of the batch is done with, from 0 to 1."""
+        return sum(file.part for file in self.files) / len(self.files) if self.files else 1.0
+
+    @property
+    def estimated_remaining_s(self) -> float | None:
+        """If it goes on as it went so far; None if nobody can tell yet."""
+        part = self.part
+        return round(self.age_ms / 1000 * (1 - part) / part, 1) if part else None
 
     @property
     def counts(self) -> dict[str, int]:
@@ -65,6 +87,9 @@ class BatchView(msgspec.Struct, frozen=True, kw_only=True):
             "ended": self.ended,
             "counts": self.counts,
             "chunks_created": sum(file.chunks_created for file in self.files),
+            "embeddings_generated": sum(file.embeddings_generated for file in self.files),
+            "tokens_used": sum(file.tokens_used for file in self.files),
+            "estimated_remaining_seconds": self.estimated_remaining_s,
             "files": msgspec.to_builtins(self.files),
         }
 
@@ -120,6 +145,8 @@ def file_view(row: JobRow, record: JobRecord | None) -> FileView:
         done=record.progress.done,
         total=record.progress.total,
         chunks_created=row.chunks or int(counts.get("chunks_created", 0)),
+        embeddings_generated=int(counts.get("embeddings_generated", 0)),
+        tokens_used=int(counts.get("tokens_used", 0)),
         error=record.error if record.status != "done" else "",
         error_code=record.error_code if record.status != "done" else "",
     )
