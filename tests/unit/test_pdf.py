@@ -63,7 +63,7 @@ def test_pages_without_text_are_counted() -> None:
 
 
 def test_text_beyond_the_most_is_cut_off() -> None:
-    found = read(written(["0123456789"] * 5), most=25)
+    found = read(written(["0123456789"] * 5), most=29)
 
     assert [block.text for block in found.blocks] == ["0123456789", "0123456789", "01234"]
     assert found.cut

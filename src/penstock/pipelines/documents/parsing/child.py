@@ -10,6 +10,7 @@ import os
 import resource
 import signal
 import socket
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Final, Never, TypeVar
 
@@ -25,6 +26,7 @@ _RESERVE: Final = 4 << 20
 _PAGE_KB: Final = resource.getpagesize() // 1024
 
 M = TypeVar("M")
+_CarryOut = Callable[[wire.Order, int], wire.Read | wire.Refused]
 
 
 def main(descriptor: int, parent: int) -> None:
@@ -65,16 +67,29 @@ class _Server:
                 raise EOFError
             fences.allow_cpu(setup.cpu_s)
             try:
-                answer = carry_out(order, file)
-                if isinstance(answer, wire.Read):
-                    answer = msgspec.structs.replace(answer, resident_kb=self._resident_kb())
-                self._line.sendall(_framed(answer, order))
+                self._line.sendall(self._answer(carry_out, order, file))
             except MemoryError:
                 self._reserve = None
                 reason = "the document needs more memory than a parser may have"
-                self._line.sendall(wire.frame(wire.Refused("memory", "ERR_OUT_OF_MEMORY", reason)))
-            finally:
-                os.close(file)
+                refused = wire.Refused("memory", "ERR_OUT_OF_MEMORY", reason)
+                self._line.sendall(wire.frame(refused))
+
+    def _answer(self, carry_out: _CarryOut, order: wire.Order, file: int) -> bytes:
+        try:
+            answer = carry_out(order, file)
+        finally:
+            os.close(file)  # before the answer: whoever has it may think that the file is free
+        if isinstance(answer, wire.Read):
+            answer = msgspec.structs.replace(answer, resident_kb=self._resident_kb())
+        try:
+            framed = wire.frame(answer)
+        except UnicodeEncodeError:  # halves of characters, which cannot be stored either
+            reason = "the text of the document is no valid Unicode"
+            return wire.frame(wire.Refused("parse", "ERR_PARSE_FAILED", reason))
+        if len(framed) > wire.largest_body(order.largest_text):
+            reason = "the chunks of the document are larger than its text may be"
+            return wire.frame(wire.Refused("parse", "ERR_TOO_MUCH_TEXT", reason))
+        return framed
 
     def _receive(self, decoder: msgspec.msgpack.Decoder[M]) -> tuple[M, int | None]:
         data, files, _, _ = socket.recv_fds(self._line, _REQUEST, 1)
@@ -98,14 +113,6 @@ class _Server:
         if self._statm is None:
             return 0
         return int(os.pread(self._statm, 64, 0).split()[1]) * _PAGE_KB
-
-
-def _framed(answer: wire.Answer, order: wire.Order) -> bytes:
-    framed = wire.frame(answer)
-    if len(framed) > wire.largest_body(order.largest_text):
-        reason = "the chunks of the document are larger than its text may be"
-        return wire.frame(wire.Refused("parse", "ERR_TEXT_TOO_LARGE", reason))
-    return framed
 
 
 def _peak_kb() -> int:

@@ -40,9 +40,11 @@ SUGGESTIONS: Final[dict[str, tuple[str, ...]]] = {
         "Check that the file was copied completely",
     ),
     "ERR_DOCX_ENCRYPTED": ("Remove the password and save the document again as .docx",),
-    "ERR_DOCX_UNSAFE": ("Open the file in a word processor and save it again as .docx",),
     "ERR_ZIP_UNSAFE": ("Open the file in a word processor and save it again as .docx",),
-    "ERR_TEXT_TOO_LARGE": (
+    "ERR_ZIP_BOMB": ("Open the file in a word processor and save it again as .docx",),
+    "ERR_XML_DOCTYPE": ("Remove the DOCTYPE from the file",),
+    "ERR_NOT_TEXT": ("Save the file as text in UTF-8",),
+    "ERR_TOO_MUCH_TEXT": (
         "Split the document into smaller files",
         "Raise documents.largest_text, or lower the overlap of the RAG's chunking",
     ),

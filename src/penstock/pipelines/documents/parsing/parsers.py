@@ -34,6 +34,11 @@ _GROWTH: Final = 0.25
 """A child that has grown by this share of what it may have is replaced: something leaks."""
 
 
+# Of what a child says, which may not be ours any more.
+_MOST_WORDS: Final = 1_000
+_MOST_LINES: Final = 10
+
+
 class Parsers:
     """Reads documents in child processes, up to `settings.parsers` at once.
 
@@ -147,12 +152,13 @@ class Parsers:
     async def _child(self, *, ocr: bool) -> ParserProcess:
         if not self._open:
             raise NotOpen("the parsers are closed: use them within `async with`")
-        for child in reversed(self._idle):
-            if child.ocr == ocr and not child.ended.done():
+        self._idle = [child for child in self._idle if not child.dying]
+        for child in reversed(self._idle):  # the last used one, so that others can be swapped out
+            if child.ocr == ocr:
                 self._idle.remove(child)
                 return child
-        if len(self._idle) and len(self.pids) >= self.size:
-            self._idle.pop(0).kill()  # one that died while idle, or of the other kind
+        if self._idle and sum(not child.dying for child in self._all) >= self.size:
+            self._idle.pop(0).kill()  # to make room for one of the other kind
         return await self._start(ocr=ocr)
 
     async def _start(self, *, ocr: bool) -> ParserProcess:
@@ -183,7 +189,7 @@ class Parsers:
         worn = child.parts >= _REUSE or grown > _GROWTH * self._settings.parse_memory_mb
         if worn or not self._open:
             child.kill()
-        elif not child.ended.done():
+        else:
             self._idle.append(child)
 
     def _death(self, ending: Ending, name: str) -> DocumentError:
@@ -218,4 +224,8 @@ def _refusal(refused: wire.Refused, name: str) -> DocumentError:
         "memory": ParserDied,
         "again": DocumentError,
     }
-    return explained(kinds[refused.kind], refused.code, refused.reason[:1000], name)
+    error = explained(kinds[refused.kind], refused.code, refused.reason[:_MOST_WORDS], name)
+    if error.suggestions:
+        return error
+    told = tuple(line[:_MOST_WORDS] for line in refused.suggestions[:_MOST_LINES])
+    return kinds[refused.kind](error.reason, error.error_code, told)

@@ -78,7 +78,7 @@ def pages(
     with _opened(file) as document:
         total = len(document)
         found = Pages([], total=total, title=_title(document) if first == 0 else "")
-        room, found.end = limits.largest_text, start
+        found.end = start
         for index in range(first, min(last, total)):
             try:
                 text = _text_of(document, index, program)
@@ -88,13 +88,13 @@ def pages(
             if not text:
                 found.blank += 1
                 continue
+            where = found.end + (len(BETWEEN_PAGES) if found.end else 0)
+            room = max(0, start + limits.largest_text - where)
+            if taken := text[:room]:
+                found.blocks.append(Block(taken, page=index + 1, start=where))
+                found.end = where + len(taken)
             if len(text) > room:
-                text, found.cut = text[:room], True
-            if text:
-                where = found.end + (len(BETWEEN_PAGES) if found.end else 0)
-                found.blocks.append(Block(text, page=index + 1, start=where))
-                found.end, room = where + len(text), room - len(text)
-            if found.cut:
+                found.cut = True
                 break
     return found
 
@@ -144,7 +144,10 @@ def _refusal(code: int) -> ParseError:
 
 
 def _title(document: Any) -> str:
-    title = document.get_metadata_value("Title")
+    try:
+        title: str = document.get_metadata_value("Title")
+    except (pdfium.PdfiumError, UnicodeError):
+        return ""
     return "" if title.lower() in ("untitled", "(anonymous)") else title.strip()[:500]
 
 

@@ -59,6 +59,8 @@ class ParserProcess:
         self._largest_body = largest_body
         self.ocr = setup.ocr
         self.parts = self.resident_kb = self.first_resident_kb = self._inherited_kb = 0
+        self.dying = False
+        """It has hung up, or it was killed."""
         self.ended: asyncio.Future[Ending] = self._loop.create_future()
         self._answer: asyncio.Future[wire.Answer] | None = None
         self._received = bytearray()
@@ -98,6 +100,7 @@ class ParserProcess:
 
     def kill(self) -> None:
         """End it and what it has started."""
+        self.dying = True
         if not self.ended.done():
             with suppress(ProcessLookupError, PermissionError):
                 os.killpg(self.pid, signal.SIGKILL)
@@ -135,7 +138,8 @@ class ParserProcess:
     def _on_readable(self) -> None:
         if self._read() == 0:
             self._loop.remove_reader(self._line)
-            # It is dying, which its end will tell more about; or it is of no use any more.
+            # Its end will tell more. If none comes by itself, it is of no use without a line.
+            self.dying = True
             self._last_moment = self._loop.call_later(_DYING_S, self.kill)
 
     def _read(self) -> int | None:
@@ -153,7 +157,7 @@ class ParserProcess:
         length = wire.HEADER.unpack_from(received)[0]
         end = wire.HEADER.size + length
         if self._answer is None or length > self._largest_body or len(received) > end:
-            self._fail(Garbage("more than an answer"))
+            self._fail(self._is_garbage("more than an answer"))
             return 0
         if len(received) == end:
             self._received = bytearray()
@@ -164,7 +168,7 @@ class ParserProcess:
         try:
             answer = _answers.decode(body)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-            self._fail(Garbage(str(error)[:200]))
+            self._fail(self._is_garbage(str(error)[:200]))
         else:
             if self._answer is not None and not self._answer.done():
                 self._answer.set_result(answer)

@@ -10,6 +10,7 @@ import logging
 import os
 import shutil
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import msgspec
@@ -49,7 +50,8 @@ class Spool:
             beside.replace(path)
         except OSError as error:
             logger.warning("a part of a document is not kept: %s", error)
-            beside.unlink(missing_ok=True)
+            with suppress(OSError):
+                beside.unlink()
 
     def _path(self, index: int) -> Path:
         return self._folder / f"part-{index:06d}.msgpack"

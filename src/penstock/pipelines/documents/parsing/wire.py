@@ -9,7 +9,7 @@ of the file; the child answers `Ready`, then `Read` or `Refused` to each.
 from __future__ import annotations
 
 import struct
-from typing import Final, Literal
+from typing import Annotated, Final, Literal
 
 import msgspec
 
@@ -91,7 +91,7 @@ class Refused(msgspec.Struct, frozen=True, array_like=True, tag=2):
     """A part that could not be read, with the reason."""
 
     kind: Literal["parse", "unsupported", "memory", "again"]
-    code: str
+    code: Annotated[str, msgspec.Meta(pattern="^ERR_[A-Z_]{1,40}$")]
     reason: str
     suggestions: tuple[str, ...] = ()
 
