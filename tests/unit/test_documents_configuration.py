@@ -319,6 +319,7 @@ def test_a_wrong_id_is_told_in_these_words(place, text, expected):
         (b"? [a]\n: b\n", "line 1: expected a name before the colon"),
         (b"a: " + b"[" * 30 + b"]" * 30, "line 1: nested more than 20 levels deep"),
         (b"rag_id: \xff\n", "line 1: not UTF-8"),
+        (b"rag_id: a\nx: [" + b"1," * 500_000 + b"1]", "line 2: expected at most 10,000 values in a file"),
         (b"rag_id: a\nx: \x07\n", "line 2: a character that YAML does not allow"),
         (b"rag_id: a\nx: {\n", "line 3: not valid YAML: expected the node content, but found '<stream end>'"),
         (b"invalid: yaml: content: {", "line 1: not valid YAML: mapping values are not allowed here"),

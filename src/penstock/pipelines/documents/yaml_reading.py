@@ -14,6 +14,8 @@ LARGEST: Final = 1024 * 1024
 """Bytes of a configuration file."""
 DEEPEST: Final = 20
 """Levels of lists and mappings within each other."""
+MOST: Final = 10_000
+"""Values, keys included: a megabyte of them takes a quarter of a minute to read."""
 
 
 class NotRead(Exception):
@@ -67,6 +69,7 @@ def _text(path: Path) -> str:
 
 class _Loader(yaml.SafeLoader):
     depth = 0
+    nodes = 0
 
     def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
         events: Any = self
@@ -75,7 +78,10 @@ class _Loader(yaml.SafeLoader):
             raise _at(event.start_mark, "anchors and aliases (&, *) are not taken")
         if self.depth >= DEEPEST:
             raise _at(event.start_mark, f"nested more than {DEEPEST} levels deep")
+        if self.nodes >= MOST:
+            raise _at(event.start_mark, f"expected at most {MOST:,} values in a file")
         self.depth += 1
+        self.nodes += 1
         try:
             return super().compose_node(parent, index)
         finally:
