@@ -49,7 +49,7 @@ class FolderSync:
 
     async def compare(self, rag: RagConfig, folder: Path) -> tuple[SyncReport, list[Given]]:
         """What would have to be done, and the files to submit."""
-        row = await self._workshop.rag_row(rag)
+        row = await self._workshop.fresh_row(rag)
         known = await self._workshop.ledger.known(rag.rag_id)
         return await asyncio.to_thread(_compare, rag, folder, recipe_of(rag, row.model), known)
 

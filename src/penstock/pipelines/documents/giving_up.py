@@ -42,7 +42,7 @@ class GivingUp:
         if case.generation:
             is_bad = isinstance(error, ParseError | UnsupportedFile)
             await workshop.ledger.failed(attempt, case.generation, code, str(error), is_bad=is_bad)
-            row = await workshop.rag_row(case.rag)
+            row = await workshop.fresh_row(case.rag)
             await workshop.vectors.delete_generation(row.physical, case.doc_id, case.generation)
         if moves and not isinstance(error, FileMissing):
             await self._set_aside(case, error, code)

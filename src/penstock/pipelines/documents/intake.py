@@ -68,8 +68,7 @@ class Intake:
 
     async def _take_in(self, case: Case) -> dict[str, Any]:
         workshop = self._workshop
-        row = await workshop.rag_row(case.rag)
-        case.recipe = recipe_of(case.rag, row.model)
+        case.recipe = recipe_of(case.rag, (await workshop.rag_row(case.rag)).model)
         try:
             file = case.folders.incoming.open(case.name, max_bytes=case.rag.max_bytes)
         except FileMissing:
@@ -79,8 +78,7 @@ class Intake:
             if not case.message.options.skip_validation:
                 check_extension(case.rag, case.name)
             case.digest = await _digest(file)
-            attempt = case.attempt
-            begun = await workshop.ledger.begin(attempt)
+            begun = await self._begin(case)
             case.generation = begun.generation if begun.verdict == "go" else 0
             if begun.verdict == "bad" and begun.former is not None:
                 raise _known_bad(begun.former)
@@ -88,10 +86,20 @@ class Intake:
                 return await self._unchanged(case, file, begun, begun.former)
             indexed, duplicate_of = await self._index(case, file, begun)
             if indexed is None:
-                await workshop.ledger.end_job(attempt, "done")
+                await workshop.ledger.end_job(case.attempt, "done")
                 await case.progress.tell(note="superseded", force=True)
                 return {"document": case.doc_id, "superseded": True}
             return await self._finish(case, file, indexed, duplicate_of)
+
+    async def _begin(self, case: Case) -> Begun:
+        begun = await self._workshop.ledger.begin(case.attempt)
+        recipe = recipe_of(case.rag, begun.rag.model)
+        if recipe != case.recipe:
+            # A rebuild has taken over since we looked.
+            await self._workshop.fresh_row(case.rag)
+            case.recipe = recipe
+            begun = await self._workshop.ledger.begin(case.attempt)
+        return begun
 
     async def _index(self, case: Case, file: OpenFile, begun: Begun) -> tuple[Indexed | None, str]:
         """Index a file and seal it; None if a later attempt has superseded this one."""
@@ -122,7 +130,7 @@ class Intake:
             )
             if sealed.verdict == "moved":
                 # A rebuild has taken over meanwhile: what we wrote is in the collection that goes.
-                row, former = await workshop.rag_row(case.rag), None
+                row, former = await workshop.fresh_row(case.rag), None
                 continue
             if sealed.verdict == "superseded":
                 await workshop.vectors.delete_generation(

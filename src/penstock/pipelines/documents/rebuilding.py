@@ -47,7 +47,7 @@ class Rebuilding:
     async def begin(self, rag: RagConfig) -> Rebuild:
         """Begin a rebuild as the RAG's file says now, or go on with the one under way."""
         workshop = self._workshop
-        row = await workshop.rag_row(rag)
+        row = await workshop.fresh_row(rag)
         embedder = await workshop.embedder(rag)
         wanted = msgspec.structs.replace(
             row,

@@ -48,7 +48,7 @@ async def search(
     wanted = top_k or rag.retrieval.top_k
     least = rag.retrieval.threshold if threshold is None else threshold
     for _ in range(_SWAPS):
-        row = await workshop.rag_row(rag)
+        row = await workshop.fresh_row(rag)
         embedder = await workshop.embedder(rag, row.embeddings)
         vector = (await embedder.embed([query[:_LONGEST_QUERY]])).vectors[0]
         try:

@@ -59,6 +59,7 @@ class Workshop:
         self._embedders: dict[str, Embedder] = {}
         self._opening = asyncio.Lock()
         self._ready: set[str] = set()
+        self._rows: dict[str, RagRow] = {}
         self._folders: dict[Path, Folders] = {}
 
     async def open(self) -> None:
@@ -117,8 +118,11 @@ class Workshop:
     # ---- RAGs as they are
 
     async def rag_row(self, rag: RagConfig) -> RagRow:
-        """The ledger's row of a RAG; one that is new is entered, and gets its collection."""
-        row = await self.ledger.rag(rag.rag_id)
+        """The ledger's row of a RAG; one that is new is entered, and gets its collection.
+
+        It may be a moment old: what writes says so to the ledger, which knows better (`seal`).
+        """
+        row = self._rows.get(rag.rag_id) or await self.ledger.rag(rag.rag_id)
         if row is None:
             embedder = await self.embedder(rag)
             row = await self.ledger.ensure_rag(
@@ -135,7 +139,13 @@ class Workshop:
             await self.vectors.create(row.physical, row.dimension)
             await self.vectors.alias(rag.alias, row.physical)
             self._ready.add(row.physical)
+        self._rows[rag.rag_id] = row
         return row
+
+    async def fresh_row(self, rag: RagConfig) -> RagRow:
+        """As `rag_row`, as the ledger has it now."""
+        self._rows.pop(rag.rag_id, None)
+        return await self.rag_row(rag)
 
     async def remove_points(self, rag_id: str, doc_id: str, generation: int) -> None:
         """Remove what a forgotten document has left in the store of vectors, and say so."""

@@ -144,15 +144,19 @@ class Folder:
             self._settle(parent, relative, now=sync)
             return moved
 
-    def write(self, name: str, data: bytes, *, sync: bool = True) -> None:
-        """Make or replace a file at once; readable for this user alone."""
+    def write(self, name: str, data: bytes, *, sync: bool = True, lasting: bool = True) -> None:
+        """Make or replace a file at once; readable for this user alone.
+
+        One that is not `lasting` may be empty after the machine has crashed.
+        """
         with (
             self._parent_of(name, make=True) as (parent, last),
             translated(name),
             part_file(parent) as (fd, part),
         ):
             write_all(fd, data)
-            os.fsync(fd)
+            if lasting:
+                os.fsync(fd)
             os.rename(part, last, src_dir_fd=parent, dst_dir_fd=parent)
             self._settle(parent, name, now=sync)
 
