@@ -9,6 +9,7 @@ Only one process may use a directory (see `house.py`), and only one thread of it
 
 from __future__ import annotations
 
+import logging
 import os
 import shutil
 from collections.abc import Generator, Iterable, Iterator, Sequence
@@ -23,12 +24,15 @@ from penstock.stores.vectors.edge_files import (
     collection_name,
     folder_name,
     sync_folder,
+    sync_tree,
     write_durably,
 )
 from penstock.stores.vectors.port import CollectionInfo, Hit
 from penstock.stores.vectors.requests import Upsert
 
 __all__ = ["EdgeEngine"]
+
+logger = logging.getLogger(__name__)
 
 # The engine writes to mapped memory, and dies when the disk has no room for it. It makes files of
 # this size at once.
@@ -37,6 +41,7 @@ _ROOM = 32 * 1024 * 1024
 _LITTLE_ROOM = 4 * 1024 * 1024
 # A vector is in the log, in the store, and with its payload in the indexes.
 _COPIES = 4
+_BLOCK = 512
 
 
 class EdgeEngine:
@@ -52,6 +57,9 @@ class EdgeEngine:
         self._aliases = self._read_aliases()
         self._collections: dict[str, EdgeCollection] = {}
         for folder in sorted(self._folders.iterdir()):
+            if not (folder / "collection.json").is_file():
+                logger.warning("%s is no collection", folder)  # ours are there as a whole
+                continue
             name = collection_name(folder.name)
             self._collections[name] = EdgeCollection(name, folder)
 
@@ -78,6 +86,7 @@ class EdgeEngine:
         new = self._making / folder.name
         with _engine_errors():
             EdgeCollection.make(new, dimension)
+            sync_tree(new)
             new.rename(folder)
             sync_folder(self._folders)
         self._collections[name] = EdgeCollection(name, folder)
@@ -170,6 +179,15 @@ class EdgeEngine:
 
     def wanting_tidying(self) -> Iterator[EdgeCollection]:
         return (c for c in self._collections.values() if c.wants_tidying and not c.resting)
+
+    def can_tidy(self, collection: EdgeCollection) -> bool:
+        """Whether there is room: everything that is kept is written anew."""
+        files = collection.folder.rglob("*")
+        try:
+            self._check_room(_ROOM + sum(file.stat().st_blocks * _BLOCK for file in files))
+        except StoreError:
+            return False
+        return True
 
     def _check_room(self, size: int) -> None:
         there = os.statvfs(self.directory)

@@ -9,7 +9,7 @@ from pathlib import Path
 from penstock.errors import StoreMismatch
 from penstock.errors.base import shown
 
-__all__ = ["collection_name", "folder_name", "sync_folder", "write_durably"]
+__all__ = ["collection_name", "folder_name", "sync_folder", "sync_tree", "write_durably"]
 
 # Capitals are spelled out: some file systems do not tell them from small letters.
 _PLAIN = frozenset((string.ascii_lowercase + string.digits + "-_").encode())
@@ -45,6 +45,18 @@ def write_durably(path: Path, data: bytes) -> None:
         os.fsync(file.fileno())
     new.replace(path)
     sync_folder(path.parent)
+
+
+def sync_tree(top: Path) -> None:
+    """Bring all that is below a folder to the disk."""
+    for folder, _, files in os.walk(top):
+        for name in files:
+            descriptor = os.open(Path(folder, name), os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                os.fsync(descriptor)
+            finally:
+                os.close(descriptor)
+        sync_folder(Path(folder))
 
 
 def sync_folder(folder: Path) -> None:

@@ -183,6 +183,9 @@ class HouseWork:
         quiet = now - self._busy_at >= QUIET_S
         for collection in self._engine.wanting_tidying():
             if quiet or collection.wants_tidying_badly:
+                if not self._engine.can_tidy(collection):
+                    collection.put_off()
+                    continue
                 collection.rest()
                 self._tidying = collection.name, Tidying(collection.folder / "shard")
                 logger.info("tidying collection %r", collection.name)

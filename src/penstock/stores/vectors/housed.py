@@ -21,6 +21,7 @@ from penstock.stores.vectors.port import CollectionInfo, Hit, Point, VectorHealt
 __all__ = ["Housed"]
 
 _HEALTH_S = 1.9
+_SHORTEST_PAUSE_S, _LONGEST_PAUSE_S = 0.01, 0.5
 _answers = msgspec.msgpack.Decoder(ask.Answer)
 
 
@@ -36,8 +37,8 @@ class Housed:
     """
 
     def __init__(self, directory: Path, settings: VectorSettings) -> None:
+        self._directory, self._settings = directory, settings
         self._place = HousePlace(directory, settings)
-        self._settings = settings
         self._ids = itertools.count(1)
         self._line: _Line | None = None
         self._connecting = asyncio.Lock()
@@ -45,6 +46,11 @@ class Housed:
         self._owner: int | None = None
 
     async def open(self) -> None:
+        if self._owner == os.getpid():
+            return
+        # Of its own: in a forked child, or after a `close`, on another loop.
+        self._place = HousePlace(self._directory, self._settings)
+        self._line, self._watch, self._connecting = None, None, asyncio.Lock()
         self._owner = os.getpid()
 
     async def close(self) -> None:
@@ -128,17 +134,18 @@ class Housed:
     async def _ask(self, request: ask.Request, kind: Any) -> Any:
         """Get an answer, from however many houses it takes."""
         frame = _framed(request)
-        loop = asyncio.get_running_loop()
-        deadline: float | None = None
+        patience: _Patience | None = None
         while True:
+            if self._owner != os.getpid():
+                raise NotOpen("the store of vectors is not open in this process")
             line = self._line
-            if line is None or line.lost or self._owner != os.getpid():
+            if line is None or line.lost:
                 line = await self._connected()
             try:
                 answer = await line.ask(request.id, frame)
             except _Lost:
-                deadline = deadline or loop.time() + self._settings.start_timeout_s
-                if loop.time() > deadline:
+                patience = patience or _Patience(self._settings.start_timeout_s)
+                if await patience.is_over():
                     raise StoreAway(
                         f"the engine of the vectors in {self._place.home} does not stay"
                     ) from None
@@ -148,8 +155,6 @@ class Housed:
             return msgspec.msgpack.decode(answer.value, type=kind) if kind else None
 
     async def _connected(self) -> _Line:
-        if self._owner != os.getpid():
-            raise NotOpen("the store of vectors is not open in this process")
         async with self._connecting:
             while True:
                 if self._line is not None and not self._line.lost:
@@ -175,8 +180,23 @@ class Housed:
             if line.silent_s < answer_s:
                 continue
             with suppress(OSError):
-                if not await asyncio.to_thread(self._place.answers, answer_s / 2):
-                    await asyncio.to_thread(self._place.end_frozen)
+                await asyncio.to_thread(self._place.end_frozen)
+
+
+class _Patience:
+    """How long a request is repeated: a house that is killed again and again need not be ours."""
+
+    def __init__(self, seconds: float) -> None:
+        self._deadline = asyncio.get_running_loop().time() + seconds
+        self._pause_s = _SHORTEST_PAUSE_S
+
+    async def is_over(self) -> bool:
+        """Whether it is; if not, after a pause, so that nobody spins."""
+        if asyncio.get_running_loop().time() > self._deadline:
+            return True
+        await asyncio.sleep(self._pause_s)
+        self._pause_s = min(2 * self._pause_s, _LONGEST_PAUSE_S)
+        return False
 
 
 class _Line(asyncio.Protocol):

@@ -39,6 +39,7 @@ ANOTHER_IS_FASTER = 3
 _POLL_S = 0.01
 # How long to leave the start to another process that is at it; it may have been frozen.
 _COURTESY_S = 3.0
+_LONGEST_PAUSE_S = 1.0
 _LONGEST_PID = 10
 # The house outlives who starts it: of that one's environment it gets only what processes need.
 _KEPT_VARIABLES = frozenset({"PATH", "HOME", "LANG", "TZ", "TMPDIR"})
@@ -59,6 +60,8 @@ class HousePlace:
         self.home = home
         self.socket = socket_path(home, "house.sock")
         self._settings = settings
+        # Both a look and an end must fit into the time that a start may take.
+        self._patience_s = min(settings.answer_s, settings.start_timeout_s / 2)
         self._wanted = True
 
     def give_up(self) -> None:
@@ -72,19 +75,21 @@ class HousePlace:
         """
         deadline = time.monotonic() + self._settings.start_timeout_s
         silent_since = time.monotonic()
+        pause_s = _POLL_S
         try:
             make_home(self.home, self.socket)
-            while not self.answers(min(self._settings.answer_s, self._settings.start_timeout_s)):
+            while not self.answers(self._patience_s):
                 now = time.monotonic()
                 if not self._wanted or now > deadline:
                     raise StoreAway(self._why_it_is_late())
                 if not self._held("house.lock"):
                     self._start(deadline)
                     silent_since = time.monotonic()
-                elif now - silent_since >= self._settings.answer_s:
+                    pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)  # if it does not stay
+                elif now - silent_since >= self._patience_s:
                     self.end_frozen()
                     silent_since = time.monotonic()
-                time.sleep(_POLL_S)
+                time.sleep(pause_s)
         except OSError as error:
             raise self._refusal(error) from None
 
@@ -116,7 +121,7 @@ class HousePlace:
         """
         judge = self._open("takeover.lock")
         try:
-            if not try_lock(judge, fcntl.LOCK_EX) or self.answers(self._settings.answer_s / 2):
+            if not try_lock(judge, fcntl.LOCK_EX) or self.answers(self._patience_s / 2):
                 return
             if (pid := self._holder()) is not None:
                 _kill(pid, self._holder)
