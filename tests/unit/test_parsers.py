@@ -250,6 +250,26 @@ def test_it_works_on_uvloop(tmp_path: Path) -> None:
         assert runner.run(main()) == 1
 
 
+async def test_whoever_is_read_for_when_the_pool_closes_is_told_so(
+    parsers: Parsers, tmp_path: Path
+) -> None:
+    pid = await warm(parsers, tmp_path)
+    with frozen(pid):
+        reading = asyncio.create_task(refused(parsers, tmp_path / "a.txt", TEXT))
+        await eventually(lambda: parsers.at_work)
+        await parsers.__aexit__(None, None, None)
+
+    assert (await reading).error_code == "ERR_PARSER_CLOSED"
+
+
+async def test_the_least_memory_of_the_settings_is_enough_for_a_small_document(
+    tmp_path: Path,
+) -> None:
+    async with Parsers(DocumentSettings(parsers=1, parse_memory_mb=64)) as parsers:
+        assert await read(parsers, tmp_path / "a.txt", TEXT)
+        assert await read(parsers, tmp_path / "a.pdf", written(["text"] * 20))
+
+
 @linux
 async def test_a_child_has_no_secrets_no_descriptors_and_fences(
     parsers: Parsers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -274,7 +294,7 @@ async def test_a_child_has_no_secrets_no_descriptors_and_fences(
 FENCED = """
     import os, socket, sys
     from pathlib import Path
-    from penstock.pipelines.documents.parsing.fences import raise_all
+    from penstock.pipelines.documents.parsing import fences
     from penstock.pipelines.documents.parsing.wire import Setup
 
     def refused(action):
@@ -284,7 +304,9 @@ FENCED = """
             return True
         return False
 
-    held = raise_all(Setup(1 << 30, 10, sys.argv[2] == "ocr"))
+    if sys.argv[2] == "in a container":  # where namespaces are often refused
+        fences._leave_network = lambda libc: False
+    held = fences.raise_all(Setup(1 << 30, 10, sys.argv[2] == "ocr"))
     print(*held)
     print(refused(lambda: socket.create_connection(("127.0.0.1", int(sys.argv[1])), 5)))
     print(refused(lambda: socket.socket(socket.AF_UNIX).connect(sys.argv[3])))
@@ -296,7 +318,7 @@ FENCED = """
 
 
 @linux
-@pytest.mark.parametrize("ocr", ["plain", "ocr"])
+@pytest.mark.parametrize("ocr", ["plain", "ocr", "in a container"])
 async def test_a_fenced_process_reaches_nothing_beyond_itself(tmp_path: Path, ocr: str) -> None:
     (tmp_path / "secret").write_text("s3cret")
     tcp = await asyncio.start_server(lambda _r, w: w.close(), "127.0.0.1", 0)
@@ -314,9 +336,9 @@ async def test_a_fenced_process_reaches_nothing_beyond_itself(tmp_path: Path, oc
 
     first, *outcomes = done.stdout.splitlines()
     held = first.split()
-    if not {"calls", "files", "network"} <= set(held):
+    if not {"calls", "files"} <= set(held):
         pytest.skip(f"this system has only: {first}")
-    assert outcomes == ["True"] * 5 + [str(ocr == "plain")]
+    assert outcomes == ["True"] * 5 + [str(ocr != "ocr")]
 
 
 async def test_a_file_that_needs_too_much_memory_kills_only_its_child(tmp_path: Path) -> None:
@@ -380,7 +402,7 @@ async def test_a_child_that_dies_while_idle_is_not_noticed(
 
 
 async def test_a_part_that_takes_too_long_ends_its_child(tmp_path: Path) -> None:
-    async with Parsers(DocumentSettings(parsers=1, parse_wall_s=0.3)) as parsers:
+    async with Parsers(DocumentSettings(parsers=1, parse_wall_s=1.0)) as parsers:
         pid = await warm(parsers, tmp_path)
         with frozen(pid):
             error = await refused(parsers, tmp_path / "a.txt", TEXT)

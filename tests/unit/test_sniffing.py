@@ -48,6 +48,7 @@ def refusal(data: bytes, declared: str = "", *, by_content: bool = False) -> Doc
         (b"\xef\xbb\xbf\r\n" + one_page(), "", "pdf"),
         (DOCX, "docx", "docx"),
         (DOCX, "", "docx"),
+        (archive("[Content_Types].xml", "word/document2.xml"), "docx", "docx"),
         (b"# A heading", "md", "md"),
         (b"plain", "txt", "txt"),
         (b"plain", "", "txt"),

@@ -59,6 +59,7 @@ SUGGESTIONS: Final[dict[str, tuple[str, ...]]] = {
         "Give the machine more memory, or run fewer parsers (documents.parsers)",
     ),
     "ERR_PARSER_CRASHED": ("Export the document again: its file crashes the reader",),
+    "ERR_PARSER_CLOSED": ("Nothing: the worker was stopped, another one reads the document",),
     "ERR_PARSER_START": ("Install what reads documents: pip install 'penstock[documents]'",),
     "ERR_OCR_FAILED": ("Check that tesseract works: tesseract --version",),
     "ERR_FILE_READ": ("Check the disk or the network that the file is on",),

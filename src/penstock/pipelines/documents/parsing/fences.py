@@ -40,6 +40,7 @@ _RIGHTS_SINCE: Final = (*(1,) * 13, 2, 3, 5)
 def raise_all(setup: Setup) -> tuple[str, ...]:
     """Raise every fence that there is and name those that stand. Needs a single thread."""
     held: list[str] = []
+    memory = max(setup.memory_bytes, _address_space() + _HEADROOM)  # before it cannot be read
     if sys.platform == "linux":
         libc = ctypes.CDLL(None, use_errno=True)
         if _leave_network(libc):
@@ -54,7 +55,7 @@ def raise_all(setup: Setup) -> tuple[str, ...]:
     _limit(resource.RLIMIT_NOFILE, _FILES)
     if hasattr(resource, "RLIMIT_NPROC"):
         _limit(resource.RLIMIT_NPROC, _PROCESSES if setup.ocr else 0)
-    if _limit(resource.RLIMIT_AS, max(setup.memory_bytes, _address_space() + _HEADROOM)):
+    if _limit(resource.RLIMIT_AS, memory):
         held.append("memory")
     return tuple(held)
 

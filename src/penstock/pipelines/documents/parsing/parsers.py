@@ -6,6 +6,7 @@ import asyncio
 import fcntl
 import os
 import signal
+import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 from types import TracebackType
@@ -52,7 +53,7 @@ class Parsers:
 
     def __init__(self, settings: DocumentSettings) -> None:
         self._settings = settings
-        self.size = settings.parsers or len(os.sched_getaffinity(0))
+        self.size = settings.parsers or _processors()
         self._free = asyncio.Semaphore(self.size)
         self._idle: list[ParserProcess] = []
         self._all: set[ParserProcess] = set()
@@ -193,6 +194,9 @@ class Parsers:
             self._idle.append(child)
 
     def _death(self, ending: Ending, name: str) -> DocumentError:
+        if not self._open:
+            reason = "the parsers were closed while they read the document"
+            return explained(ParserDied, "ERR_PARSER_CLOSED", reason, name)
         if ending.signal == signal.SIGXCPU:
             reason = f"reading took more than {self._settings.parse_cpu_s} s of processor time"
             return explained(ParseError, "ERR_PARSE_TOO_SLOW", reason, name)
@@ -207,6 +211,12 @@ class Parsers:
             reason = f"the parser {how}, most likely for lack of memory"
             return explained(ParserDied, "ERR_OUT_OF_MEMORY", reason, name)
         return explained(ParserDied, "ERR_PARSER_CRASHED", f"the parser {how}", name)
+
+
+def _processors() -> int:
+    if sys.platform == "linux":
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 def _check(read: wire.Read, order: wire.Order) -> None:

@@ -194,8 +194,9 @@ class ParserProcess:
     def _on_end(self, ending: Ending) -> None:
         while self._read():
             """What it said before it died still counts."""
-        with suppress(ProcessLookupError, PermissionError):
-            os.killpg(self.pid, signal.SIGKILL)  # what it has started, and left behind
+        if self.ocr:  # the others can start nothing
+            with suppress(ProcessLookupError, PermissionError):
+                os.killpg(self.pid, signal.SIGKILL)  # what it has left behind
         self._process.returncode = 0  # Popen need not wait for it
         for timer in (self._next_look, self._last_moment):
             if timer is not None:

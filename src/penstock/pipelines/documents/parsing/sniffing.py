@@ -51,9 +51,11 @@ _PARTS_OF_OTHERS: Final = (
     ("xl/", "an Excel workbook"),
     ("ppt/", "a PowerPoint presentation"),
     ("visio/", "a Visio drawing"),
-    ("META-INF/container.xml", "an EPUB book"),
+    ("meta-inf/container.xml", "an EPUB book"),
     ("content.xml", "an OpenDocument file"),
 )
+
+_DOCUMENT: Final = re.compile(r"word/document\d*\.xml")  # not every program leaves the number out
 
 _EOCD: Final = struct.Struct("<4s4H2LH")
 _DIRECTORY_BYTES: Final = 16 << 20
@@ -158,14 +160,14 @@ def _in_archive(file: BinaryIO, declared: str, limits: Limits | None) -> str:
     _check_directory(file, limits)
     try:
         with zipfile.ZipFile(file) as archive:
-            names = set(archive.namelist())
+            names = {name.lower() for name in archive.namelist()}
     except (zipfile.BadZipFile, NotImplementedError, ValueError, UnicodeDecodeError):
         names = None
     if names is None:
         if declared in ("", "docx"):
             raise explained(ParseError, "ERR_DOCX_INVALID", "its archive is broken")
         raise _unsupported("a broken archive", declared)
-    if {"[Content_Types].xml", "word/document.xml"} <= names:
+    if "[content_types].xml" in names and any(map(_DOCUMENT.fullmatch, names)):
         return "docx"
     for beginning, name in _PARTS_OF_OTHERS:
         if any(each.startswith(beginning) for each in names):
