@@ -210,7 +210,7 @@ def test_every_foreign_field_is_none_of_ours():
         (
             "zzz: 1",
             "zzz: unknown; there are rag_id, display_name, description, weight, collection, embeddings, "
-            "chunking, sources, retrieval, rate_limit",
+            "chunking, sources, retrieval",
         ),
         ("sources: {extensions: [.exe]}", f"sources.extensions = '.exe': expected one of {KNOWN}"),
         ("sources: {extensions: [pdf]}", "sources.extensions = 'pdf': expected a leading dot, as .pdf"),
@@ -231,7 +231,6 @@ def test_every_foreign_field_is_none_of_ours():
         ("collection: {name: ..}", "collection.name = '..': expected 1 to 100 letters, digits, _, . or -, the first not . or -"),
         ("retrieval: {top_k: 51}", "retrieval.top_k = 51: expected a whole number from 1 to 50"),
         ("retrieval: {threshold: 1.5}", "retrieval.threshold = 1.5: expected a number from 0 to 1"),
-        ("rate_limit: {per_second: 0}", "rate_limit.per_second = 0: expected a number above 0 to 100000"),
         ("weight: 0", "weight = 0: expected a whole number from 1 to 1000"),
         ("description: 7", "description = 7: expected a text"),
         (

@@ -22,7 +22,6 @@ __all__ = [
     "PathsConfig",
     "QdrantConfig",
     "RagConfig",
-    "RateLimit",
     "RedisConfig",
     "Retrieval",
     "Sources",
@@ -150,11 +149,6 @@ class Retrieval(_Section, frozen=True, kw_only=True):
     """Least similarity of what is found."""
 
 
-class RateLimit(_Section, frozen=True, kw_only=True):
-    per_second: Annotated[float, Meta(gt=0, le=100_000)] | None = None
-    """Most documents that are taken in, over all workers."""
-
-
 class RagConfig(_Section, frozen=True, kw_only=True):
     """The YAML file of one RAG."""
 
@@ -169,7 +163,6 @@ class RagConfig(_Section, frozen=True, kw_only=True):
     chunking: Chunking = Chunking()
     sources: Sources = Sources()
     retrieval: Retrieval = Retrieval()
-    rate_limit: RateLimit = RateLimit()
     weight: Annotated[int, Meta(ge=1, le=1_000)] = 1
     """Documents that it may have in one turn among the RAGs."""
 

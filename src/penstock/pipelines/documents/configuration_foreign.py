@@ -54,10 +54,7 @@ RAG_IGNORED: Final = frozenset(
         "metadata",
         "monitoring",
         "prompting",
-        # Of questions to the chatbot; `per_second` is of documents.
-        "rate_limit.burst_size",
-        "rate_limit.per_user",
-        "rate_limit.requests_per_second",
+        "rate_limit",  # of questions to the chatbot
         "retrieval.filter_duplicates",
         "retrieval.max_context_chunks",
         "retrieval.rerank",

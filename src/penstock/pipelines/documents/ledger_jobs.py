@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from penstock.clock import SYSTEM_CLOCK
 from penstock.pipelines.documents.ledger_rows import JobRow
-from penstock.pipelines.documents.ledger_sql import JOB, made
-from penstock.stores.tables.port import Tables
+from penstock.pipelines.documents.ledger_sql import JOB, for_each_chunk, made, marks
+from penstock.stores.tables.port import Row, Tables, Transaction
 
 __all__ = ["JobBook"]
 
@@ -134,3 +134,18 @@ class JobBook:
             )
         )
         return made(JobRow, rows[0]) if rows else None
+
+    async def cancelled_among(self, rag_id: str, doc_ids: Sequence[str]) -> dict[str, int]:
+        """When jobs of these documents were cancelled, in epoch ms."""
+
+        def work(tables: Transaction) -> list[Row]:
+            return for_each_chunk(
+                doc_ids,
+                lambda some: tables.execute(
+                    "SELECT doc_id, MAX(ended_ms) FROM rag_jobs WHERE rag_id = ? "
+                    f"AND state = 'cancelled' AND doc_id IN ({marks(len(some))}) GROUP BY doc_id",
+                    *(rag_id, *some),
+                ),
+            )
+
+        return {row[0]: row[1] for row in await self._tables.read(work)}

@@ -331,10 +331,17 @@ class Documents:
         return services
 
     async def _arrived(self, rag_id: str, names: list[str]) -> None:
-        """Files that were put into `incoming/`."""
+        """Files that were put into `incoming/`, or are still there."""
         rag = self._workshop.rag(rag_id)
-        root = self._workshop.folders(rag).incoming.root
-        files = [Given(path=root / name, name=name, here=True) for name in names]
+        incoming = self._workshop.folders(rag).incoming
+        labels = [incoming.label(name) for name in names]
+        cancelled = await self._workshop.ledger.jobs.cancelled_among(rag_id, labels)
+        files: list[Given] = []
+        for name, label in zip(names, labels, strict=True):
+            # One whose job was cancelled waits for a word, or for a newer file in its place.
+            found = incoming.identity(name) if label in cancelled else None
+            if found is None or found.ctime_ns > cancelled[label] * 1_000_000:
+                files.append(Given(path=incoming.root / name, name=name, here=True))
         await self._submitting.submit(rag, files, SubmitWords(submitted_by="watch"))
 
     # ---- parts of the above

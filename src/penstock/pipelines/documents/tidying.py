@@ -18,7 +18,7 @@ from penstock.pipelines.documents.giving_up import GivingUp
 from penstock.pipelines.documents.ledger_rows import JobRow
 from penstock.pipelines.documents.parsing.spool import purge
 from penstock.pipelines.documents.rebuilding import Rebuilding
-from penstock.pipelines.documents.sending import ingest_queue
+from penstock.pipelines.documents.sending import QUEUE, ingest_queue
 from penstock.pipelines.documents.storing import Storing
 from penstock.pipelines.documents.workshop import Workshop
 from penstock.queues.records import JobRecord
@@ -47,11 +47,15 @@ class Tidier(Duty):
         self._workshop = workshop
         self._giving_up = GivingUp(workshop, storing)
         self._rebuilding = Rebuilding(workshop)
+        self._weights: dict[str, int] = {}
 
     async def tidy(self) -> None:
         """One round. Each part goes on if another fails."""
         failures: list[Exception] = []
-        for part in (self._end_jobs, self._finish_forgetting, self._advance, self._purge):
+        parts = (
+            self._end_jobs, self._finish_forgetting, self._advance, self._weigh, self._purge,
+        )  # fmt: skip
+        for part in parts:
             try:
                 await part()
             except PenstockError as error:
@@ -127,6 +131,13 @@ class Tidier(Duty):
                     await self._rebuilding.advance(rag)
                 else:
                     await self._rebuilding.swap(rag)
+
+    async def _weigh(self) -> None:
+        """Tell the queue how many documents each RAG may have in one turn."""
+        for rag_id, rag in self._workshop.config.rags.items():
+            if self._weights.get(rag_id, 1) != rag.weight:
+                await self._workshop.app.queues.set_weight(QUEUE, rag_id, rag.weight)
+                self._weights[rag_id] = rag.weight
 
     async def _purge(self) -> None:
         hours = self._workshop.settings.spool_hours

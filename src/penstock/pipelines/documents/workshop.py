@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from hashlib import blake2b
 from pathlib import Path, PurePosixPath
@@ -11,7 +12,7 @@ from typing import NamedTuple
 import msgspec
 
 from penstock.app import Penstock
-from penstock.errors import FileRefused
+from penstock.errors import ConfigurationWrong, FileRefused, RagMissing
 from penstock.pipelines.documents.configuration import DocumentsConfig, Embeddings, RagConfig
 from penstock.pipelines.documents.configuration_reading import (
     changed,
@@ -25,11 +26,17 @@ from penstock.pipelines.documents.embedding.port import Embedder
 from penstock.pipelines.documents.ids import physical_name
 from penstock.pipelines.documents.ledger import Ledger
 from penstock.pipelines.documents.ledger_rows import RagRow
+from penstock.quiet import RateLimitedLog
+from penstock.settings import Settings
 from penstock.stores.files.folder import Folder
+from penstock.stores.files.naming import escaped, unescaped
 from penstock.stores.tables.opening import open_tables
 from penstock.stores.vectors.opening import open_vectors
 
 __all__ = ["Folders", "Workshop", "embeddings_text", "recipe_of"]
+
+logger = logging.getLogger(__name__)
+quiet = RateLimitedLog(logger)
 
 _LOOK_S = 1.0
 """How old the knowledge of the configuration may be."""
@@ -83,8 +90,7 @@ class Workshop:
         if now - self._looked_at >= _LOOK_S:
             self._looked_at = now
             if changed(self._config):
-                self._config = read_configuration(self.app.settings)
-                make_folders(self._config)
+                self._config = _reread(self.app.settings, self._config)
         return self._config
 
     def rag(self, rag_id: str) -> RagConfig:
@@ -108,12 +114,12 @@ class Workshop:
                 "ERR_PATH_OUTSIDE",
                 (f"Put the file below {place} in the folder of all sources",),
             )
-        return str(relative.relative_to(place))
+        return unescaped(str(relative.relative_to(place)))
 
     def path_of(self, rag: RagConfig, name: str, folder: str = "incoming") -> str:
         """The path that a message has for a file; see `name_of`."""
         place = self.config.folder_of(rag).relative_to(self.config.sources_root)
-        return str(PurePosixPath(place, folder, name))
+        return escaped(str(PurePosixPath(place, folder, name)))
 
     # ---- RAGs as they are
 
@@ -174,6 +180,34 @@ def _made_ready(config: DocumentsConfig) -> DocumentsConfig:
     config = ensure_default_rag(config)
     make_folders(config)
     return config
+
+
+def _reread(settings: Settings, former: DocumentsConfig) -> DocumentsConfig:
+    """The configuration after a change. What an edit broke stays as it was until it is mended."""
+    try:
+        config = read_configuration(settings)
+    except ConfigurationWrong as error:
+        quiet.error("client", "the configuration stays as it was: %s", error)
+        return former
+    broken = {rag.rag_id: rag for rag in former.rags.values() if _is_broken(rag, config)}
+    for rag_id in broken:
+        quiet.error(rag_id, "RAG %s stays as it was: its file is wrong now", rag_id)
+    config = msgspec.structs.replace(config, rags={**broken, **config.rags})
+    make_folders(config)
+    return config
+
+
+def _is_broken(rag: RagConfig, config: DocumentsConfig) -> bool:
+    """Whether a RAG is no longer there because of a mistake, rather than removed."""
+    if rag.rag_id in config.rags:
+        return False
+    try:
+        config.rag(rag.rag_id)
+    except ConfigurationWrong:
+        return True
+    except RagMissing:
+        return False
+    return False
 
 
 def embeddings_text(embeddings: Embeddings) -> str:
