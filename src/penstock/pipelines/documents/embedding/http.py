@@ -92,7 +92,11 @@ class HttpEmbedder:
         if self._client is None:
             self._prepare()
         if self._dimension is None:
-            rows, _ = await self._asked(["dimension"])
+            try:
+                rows, _ = await self._asked(["dimension"])
+            except BaseException:
+                await self.close()
+                raise
             self._dimension = rows.shape[1]
 
     async def close(self) -> None:
