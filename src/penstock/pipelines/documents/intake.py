@@ -58,9 +58,11 @@ class Intake:
         except Exception as error:
             final = isinstance(error, DocumentRefused) or job.attempt >= job.max_attempts
             self._metrics.failed(final=final)
+            await self._workshop.gate.failed(rag.rag_id, error)
             if final:
                 await self._giving_up.give_up(case, error)
             raise
+        self._workshop.gate.succeeded()
         self._metrics.done(time.monotonic() - began)
         return result
 

@@ -15,7 +15,7 @@ from penstock.pipelines.documents.configuration import RagConfig
 from penstock.pipelines.documents.ids import new_batch_id, new_job_id, physical_name
 from penstock.pipelines.documents.ledger_rows import DocumentRow, RagRow
 from penstock.pipelines.documents.message import JobMessage, JobOptions, now_text
-from penstock.pipelines.documents.sending import Sent, ingest_queue, send
+from penstock.pipelines.documents.sending import Sent, send
 from penstock.pipelines.documents.workshop import Workshop, embeddings_text
 
 __all__ = ["Rebuild", "Rebuilding"]
@@ -114,7 +114,7 @@ class Rebuilding:
             await self.swap(rag)
             return _rebuild(row, 0, 0, swapped=True)
         messages = [_message(workshop, rag, row, document) for document in missing]
-        sent: list[Sent] = await send(ingest_queue(workshop.app), messages)
+        sent: list[Sent] = await send(workshop.queue, messages)
         await ledger.jobs.enter(
             rag.rag_id, row.batch_id, [(job.job_id, job.document) for job in sent]
         )

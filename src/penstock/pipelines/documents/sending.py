@@ -12,6 +12,7 @@ from penstock.delivery.retries import RetryPolicy
 from penstock.errors import DocumentRefused
 from penstock.pipelines.documents.ids import unique_key
 from penstock.pipelines.documents.message import STATUS_FIELDS, JobMessage
+from penstock.queues.options import Gate
 from penstock.queues.queue import Queue
 from penstock.redis.keys.queues import Priority
 
@@ -33,8 +34,10 @@ class Sent(msgspec.Struct, frozen=True, kw_only=True):
     """False if the same file waits or is being taken in already; `job_id` is of that job."""
 
 
-def ingest_queue(app: Penstock) -> Queue:
+def ingest_queue(app: Penstock, gate: Gate) -> Queue:
     """The queue of seed 002, as its producers and monitors know it."""
+    if QUEUE in app.registry.queues:
+        return app.registry.queues[QUEUE]
     return app.queue(
         QUEUE,
         push="left",
@@ -43,6 +46,7 @@ def ingest_queue(app: Penstock) -> Queue:
         retry=RETRY,
         concurrency=app.settings.documents.concurrency,
         max_size=0,
+        gate=gate,
     )
 
 

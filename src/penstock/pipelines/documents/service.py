@@ -12,7 +12,7 @@ import msgspec
 from penstock.app import Penstock
 from penstock.clock import SYSTEM_CLOCK
 from penstock.errors import JobMissing
-from penstock.pipelines.documents import health, searching
+from penstock.pipelines.documents import checking, health, searching
 from penstock.pipelines.documents.configuration import RagConfig
 from penstock.pipelines.documents.folder_sync import FolderSync, SyncReport
 from penstock.pipelines.documents.intake import Intake
@@ -20,7 +20,6 @@ from penstock.pipelines.documents.ledger_rows import DocumentRow, JobRow
 from penstock.pipelines.documents.metrics import Metrics
 from penstock.pipelines.documents.parsing.parsers import Parsers
 from penstock.pipelines.documents.rebuilding import Rebuild, Rebuilding
-from penstock.pipelines.documents.sending import ingest_queue
 from penstock.pipelines.documents.submitting import (
     Given,
     Submission,
@@ -69,7 +68,7 @@ class Documents:
         self.app = app
         self.metrics = Metrics()
         self._workshop = Workshop(app)
-        self._queue: Queue = ingest_queue(app)
+        self._queue: Queue = self._workshop.queue
         self._submitting = Submitting(self._workshop)
         self._syncing = FolderSync(self._workshop, self._submitting)
         self._rebuilding = Rebuilding(self._workshop)
@@ -275,7 +274,7 @@ class Documents:
 
     async def rags(self) -> list[RagView]:
         """Every RAG that is configured and can be used."""
-        return [await self.rag(rag_id) for rag_id in sorted(self._workshop.config.rags)]
+        return [await self.rag(rag_id) for rag_id in self.rag_ids]
 
     async def rag(self, rag_id: str) -> RagView:
         workshop = self._workshop
@@ -284,6 +283,15 @@ class Documents:
         embedder = await workshop.embedder(rag)
         counts = await workshop.ledger.counts(rag_id)
         return rag_view(rag, row, counts, embedder.model, str(workshop.config.folder_of(rag)))
+
+    async def check(self, rag_id: str, *, probe: bool = False) -> list[str]:
+        """What is wrong with a RAG, beside its file; `probe` asks its embedder as well."""
+        return await checking.check_rag(self._workshop, self._workshop.rag(rag_id), probe=probe)
+
+    @property
+    def rag_ids(self) -> list[str]:
+        """Of every RAG that is configured and can be used."""
+        return sorted(self._workshop.config.rags)
 
     @property
     def problems(self) -> Mapping[str, tuple[str, ...]]:

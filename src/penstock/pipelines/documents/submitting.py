@@ -14,7 +14,7 @@ from penstock.pipelines.documents.case import check_extension
 from penstock.pipelines.documents.configuration import TYPES, RagConfig
 from penstock.pipelines.documents.ids import new_batch_id, new_job_id
 from penstock.pipelines.documents.message import JobMessage, JobOptions, now_text
-from penstock.pipelines.documents.sending import Sent, ingest_queue, send
+from penstock.pipelines.documents.sending import Sent, send
 from penstock.pipelines.documents.workshop import Workshop
 from penstock.redis.keys.queues import Priority
 from penstock.stores.files.folder import Folder
@@ -95,7 +95,7 @@ class Submitting:
         if dry_run:
             sent = [Sent(job_id="", document=one.document, created=False) for one in messages]
         else:
-            sent = await send(ingest_queue(self._workshop.app), messages, words.priority)
+            sent = await send(self._workshop.queue, messages, words.priority)
             jobs = [(job.job_id, job.document) for job in sent]
             if jobs:
                 # The watcher sees what `submit` has copied as well: the batch is the user's.

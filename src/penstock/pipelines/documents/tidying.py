@@ -18,7 +18,7 @@ from penstock.pipelines.documents.giving_up import GivingUp
 from penstock.pipelines.documents.ledger_rows import JobRow
 from penstock.pipelines.documents.parsing.spool import purge
 from penstock.pipelines.documents.rebuilding import Rebuilding
-from penstock.pipelines.documents.sending import QUEUE, ingest_queue
+from penstock.pipelines.documents.sending import QUEUE
 from penstock.pipelines.documents.storing import Storing
 from penstock.pipelines.documents.workshop import Workshop
 from penstock.queues.records import JobRecord
@@ -64,7 +64,7 @@ class Tidier(Duty):
             raise failures[0]
 
     async def _end_jobs(self) -> None:
-        queue = ingest_queue(self._workshop.app)
+        queue = self._workshop.queue
         for row in await self._workshop.ledger.jobs.unended(_SETTLED_MS):
             try:
                 record = await queue.job(row.job_id).status()

@@ -23,9 +23,11 @@ from penstock.pipelines.documents.configuration_reading import (
 )
 from penstock.pipelines.documents.embedding.opening import open_embedder
 from penstock.pipelines.documents.embedding.port import Embedder
+from penstock.pipelines.documents.holding_back import HoldingBack
 from penstock.pipelines.documents.ids import physical_name
 from penstock.pipelines.documents.ledger import Ledger
 from penstock.pipelines.documents.ledger_rows import RagRow
+from penstock.pipelines.documents.sending import ingest_queue
 from penstock.quiet import RateLimitedLog
 from penstock.settings import Settings
 from penstock.stores.files.folder import Folder
@@ -63,6 +65,8 @@ class Workshop:
         settings = effective_settings(app.settings, self._config)
         self.ledger = Ledger(open_tables(settings))
         self.vectors = open_vectors(settings)
+        self.gate = HoldingBack(self)
+        self.queue = ingest_queue(app, self.gate)
         self._embedders: dict[str, Embedder] = {}
         self._opening = asyncio.Lock()
         self._ready: set[str] = set()
