@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import os
 import resource
 import signal
 import subprocess
 import sys
 import textwrap
+import zipfile
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -191,6 +193,18 @@ async def test_what_cannot_be_read_is_refused_for_good_and_the_child_lives(
     assert (type(error), error.error_code) == (kind, code)
     assert code in SUGGESTIONS
     assert parsers.pids == (pid,)
+
+
+async def test_a_docx_that_has_lost_bytes_is_a_broken_one(parsers: Parsers, tmp_path: Path) -> None:
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, "w") as archive:
+        for name in ("[Content_Types].xml", "_rels/.rels", "word/document.xml"):
+            archive.writestr(name, "<x/>")
+    data = file.getvalue()
+
+    error = await refused(parsers, tmp_path / "a.docx", data[:50] + data[60:])
+
+    assert (type(error), error.error_code) == (ParseError, "ERR_DOCX_INVALID")
 
 
 async def test_suggestions_name_the_file(parsers: Parsers, tmp_path: Path) -> None:

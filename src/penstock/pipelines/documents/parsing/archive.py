@@ -178,6 +178,8 @@ def _check_entry(info: zipfile.ZipInfo, limits: Limits) -> None:
         raise _unsafe("has an entry whose name leads out of it")
     if stat.S_ISLNK(info.external_attr >> 16):
         raise _unsafe("has an entry that is a link")
+    if info.header_offset < 0:
+        raise _invalid("its archive is broken: something before its directory is missing")
     if info.compress_type not in _METHODS:
         raise _invalid("its archive is packed in a way that is not read")
     large = info.file_size > limits.zip_ratio_from
