@@ -63,8 +63,12 @@ class Parsers:
         self.at_work = 0
         """Parts that are being read."""
 
-    async def __aenter__(self) -> Self:
+    def open(self) -> None:
+        """Be ready for use; `async with` does it by itself. Whoever opens it so has to `close()`."""
         self._open = True
+
+    async def __aenter__(self) -> Self:
+        self.open()
         return self
 
     async def __aexit__(
@@ -73,6 +77,10 @@ class Parsers:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """End the children, whatever they do. May come twice."""
         self._open = False
         self._idle.clear()
         for child in self._all:
