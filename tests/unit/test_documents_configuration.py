@@ -235,9 +235,11 @@ def test_every_foreign_field_is_none_of_ours():
         ("description: 7", "description = 7: expected a text"),
         (
             "embeddings: {provider: open_ai}",
-            "embeddings.provider = 'open_ai': expected one of builtin, http, sentence-transformers",
+            "embeddings.provider = 'open_ai': expected one of builtin, http, sentence-transformers, python",
         ),
         ("embeddings: {provider: sentence-transformers}", "embeddings.model: missing; the provider sentence-transformers needs it"),
+        ("embeddings: {provider: python}", "embeddings.model: missing; the provider python needs it"),
+        ("embeddings: {provider: python, model: mine}", "embeddings.model = 'mine': expected what makes the embedder, as package.module:factory"),
         ("embeddings: {dimension: 384}", "embeddings.dimension = 384: expected 256, the built-in model's"),
         ("embeddings: {model: other}", "embeddings.model = 'other': expected none: the provider builtin has no use for it"),
         (

@@ -98,10 +98,10 @@ class Collection(_Section, frozen=True, kw_only=True):
 
 
 class Embeddings(_Section, frozen=True, kw_only=True):
-    provider: Literal["builtin", "http", "sentence-transformers"] = "builtin"
-    """`builtin` needs nothing else; `http` is any OpenAI-compatible API."""
+    provider: Literal["builtin", "http", "sentence-transformers", "python"] = "builtin"
+    """`builtin` needs nothing else; `http` is any OpenAI-compatible API, `python` your function."""
     model: str = ""
-    """Of the provider; the built-in one has one."""
+    """Of the provider; the built-in one has one. Of `python`: `package.module:factory`."""
     dimension: Annotated[int, Meta(ge=1, le=65_536)] | None = None
     """By default the model's; what differs from it is a mistake."""
     batch: Annotated[int, Meta(ge=1, le=10_000)] | None = None

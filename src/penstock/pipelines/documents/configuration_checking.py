@@ -40,12 +40,19 @@ PREFIX: Final = "RAG_"
 _COLLECTION = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}")
 _KEY_BEGINS = ("sk-", "sk_", "gsk_", "hf_", "pk_", "AIza", "xai-", "Bearer ")
-_NEEDS = {"builtin": (), "http": ("url", "model"), "sentence-transformers": ("model",)}
+_NEEDS = {
+    "builtin": (),
+    "http": ("url", "model"),
+    "sentence-transformers": ("model",),
+    "python": ("model",),
+}
 _HAS_NO = {
     "builtin": ("model", "url", "api_key_env"),
     "http": (),
     "sentence-transformers": ("url", "api_key_env"),
+    "python": ("url", "api_key_env"),
 }
+_FACTORY = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*")
 _SHORTEST_KEY = 20
 _KEY_DIGITS = 4
 _CLOSE = 0.8
@@ -225,6 +232,8 @@ def _check_embeddings(fields: Fields, embeddings: Embeddings) -> None:
             fields.wrong(f"embeddings.{name}", f"none: the provider {provider} has no use for it")
     if provider == "builtin" and embeddings.dimension not in {None, BUILTIN_DIMENSION}:
         fields.wrong("embeddings.dimension", f"{BUILTIN_DIMENSION}, the built-in model's")
+    if provider == "python" and embeddings.model and not _FACTORY.fullmatch(embeddings.model):
+        fields.wrong("embeddings.model", "what makes the embedder, as package.module:factory")
     if provider == "http" and embeddings.url:
         _check_api_address(fields, embeddings.url)
 

@@ -24,7 +24,7 @@ DEFAULT_RAG: Final = "default"
 FOLDERS: Final = ("incoming", "processed", "failed")
 
 _SAID: Final = {
-    "embeddings.provider": "or http, sentence-transformers",
+    "embeddings.provider": "or http, sentence-transformers, python",
     "chunking.strategy": "or recursive: by size alone",
     "chunking.size": "most characters of a chunk",
     "chunking.overlap": "characters that neighbours share",

@@ -11,6 +11,7 @@ from penstock.pipelines.documents.embedding.batching import Batcher
 from penstock.pipelines.documents.embedding.builtin import BuiltinEmbedder
 from penstock.pipelines.documents.embedding.http import AT_ONCE, HttpEmbedder
 from penstock.pipelines.documents.embedding.port import Embedder
+from penstock.pipelines.documents.embedding.python import PythonEmbedder
 from penstock.pipelines.documents.embedding.remembering import Remembering
 from penstock.pipelines.documents.embedding.sentence import SentenceEmbedder
 
@@ -50,6 +51,8 @@ def _provider(config: Embeddings, app: Penstock) -> Embedder:
         return HttpEmbedder(config, app)
     if config.provider == "sentence-transformers":
         return SentenceEmbedder(config)
+    if config.provider == "python":
+        return PythonEmbedder(config)
     builtin = BuiltinEmbedder()
     problems: list[str] = []
     if config.model not in {"", builtin.model, builtin.model.partition("@")[0]}:
