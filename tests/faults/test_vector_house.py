@@ -22,18 +22,17 @@ from tests.vector_points import (
     place_of,
     point_id,
     points,
-    settings_for,
     unit,
 )
 
-from penstock.errors import StoreAway, StoreMismatch
-from penstock.stores.vectors import house_work, tidying
+from penstock.errors import NotOpen, StoreAway, StoreMismatch
+from penstock.stores.vectors import house_work, place, tidying
 from penstock.stores.vectors import requests as ask
 from penstock.stores.vectors.edge import EdgeEngine
 from penstock.stores.vectors.edge_collection import EdgeCollection
 from penstock.stores.vectors.requests import Upsert
 from penstock.testing.eventually import eventually
-from penstock.testing.processes import is_alive, processes_in
+from penstock.testing.processes import frozen, is_alive, processes_in
 
 USER = """
 import asyncio, sys
@@ -51,6 +50,12 @@ async def main(home, name, count):
             print(start, flush=True)
 asyncio.run(main(sys.argv[1], sys.argv[2], int(sys.argv[3])))
 """
+
+SLOW = """import time
+from penstock.stores.vectors.house_work import HouseWork
+do = HouseWork._do
+HouseWork._do = lambda self, run: (time.sleep(3.5), do(self, run))
+from penstock"""
 
 
 @pytest.fixture
@@ -160,8 +165,8 @@ async def test_one_that_stands_still_is_ended_and_its_requests_are_asked_again(h
     async with opened(home, answer_s=0.5) as store, opened(home, answer_s=0.5) as other:
         await store.create("books", DIMENSION)
         await other.describe("books")
-        frozen = place_of(home).pid()
-        os.kill(frozen, signal.SIGSTOP)
+        first = place_of(home).pid()
+        os.kill(first, signal.SIGSTOP)
         await asyncio.wait_for(
             asyncio.gather(
                 *(store.upsert("books", f"a{n}", 1, points(f"a{n}", 2)) for n in range(10)),
@@ -169,31 +174,36 @@ async def test_one_that_stands_still_is_ended_and_its_requests_are_asked_again(h
             ),
             20,
         )
-        assert not is_alive(frozen)
-        assert place_of(home).pid() not in {None, frozen}
+        assert not is_alive(first)
+        assert place_of(home).pid() not in {None, first}
         assert (await store.describe("books")).points == 40
 
 
 async def test_one_that_stood_still_before_anybody_connected_is_ended_too(home):
     async with opened(home, linger_s=5) as store:
         await store.create("books", DIMENSION)
-    frozen = place_of(home).pid()
-    os.kill(frozen, signal.SIGSTOP)
+    first = place_of(home).pid()
+    os.kill(first, signal.SIGSTOP)
     async with opened(home, answer_s=0.5) as store:
         assert await asyncio.wait_for(store.describe("books"), 20)
-    assert not is_alive(frozen)
+    assert not is_alive(first)
 
 
-async def test_one_that_is_slow_but_answers_is_left_alone(home):
-    async with opened(home, answer_s=0.3) as store:
+async def test_one_that_is_slow_but_answers_is_left_alone(home, monkeypatch):
+    monkeypatch.setattr(place, "_PROGRAM", place._PROGRAM.replace("from penstock", SLOW, 1))
+    async with opened(home, answer_s=1) as store:
+        began = time.monotonic()
         await store.create("books", DIMENSION)
-        pid = place_of(home).pid()
-        place = place_of(home, answer_s=0.3)
-        await asyncio.to_thread(place.end_frozen)
-        large = [points(f"a{n}", 2_000) for n in range(8)]
-        await asyncio.gather(*(store.upsert("books", f"a{n}", 1, p) for n, p in enumerate(large)))
-        assert place.pid() == pid
-        assert (await store.describe("books")).points == 16_000
+        assert time.monotonic() - began > 3
+        assert "house begins" in (home / "vectors" / "house.log").read_text()
+    assert (home / "vectors" / "house.log").read_text().count("house begins") == 1
+
+
+async def test_tidying_that_never_ends_is_ended(tmp_path, monkeypatch):
+    monkeypatch.setattr(tidying, "_AT_LEAST_S", 0.0)
+    monkeypatch.setattr(tidying, "_PROGRAM", "input()")
+    process = tidying.Tidying(tmp_path, 1)
+    assert await eventually(process.ended) == -signal.SIGKILL
 
 
 async def test_nobody_but_the_house_is_ended_for_a_stale_process_id(home):
@@ -202,14 +212,14 @@ async def test_nobody_but_the_house_is_ended_for_a_stale_process_id(home):
     await house_gone(home)
     bystander = start_bystander()
     try:
-        place = place_of(home, answer_s=0.2)
+        seen = place_of(home, answer_s=0.2)
         lock = os.open(home / "vectors" / "house.lock", os.O_RDWR)
         try:
             fcntl.flock(lock, fcntl.LOCK_EX)
             os.ftruncate(lock, 0)
             os.pwrite(lock, str(bystander.pid).encode(), 0)
-            assert place.pid() is None
-            await asyncio.to_thread(place.end_frozen)
+            assert seen.pid() is None
+            await asyncio.to_thread(seen.end_frozen)
         finally:
             os.close(lock)
         assert bystander.poll() is None
@@ -231,9 +241,8 @@ async def test_away_is_said_when_no_house_comes(home):
 
 async def test_houses_that_are_started_at_the_same_time_agree_on_one(home):
     places = [place_of(home) for _ in range(6)]
-    for place in places:
-        place.home.mkdir(exist_ok=True)
-    await asyncio.gather(*(asyncio.to_thread(place._start_house, 30.0) for place in places))
+    (home / "vectors").mkdir()
+    await asyncio.gather(*(asyncio.to_thread(each._start_house, 30.0) for each in places))
     assert len(processes_in(home / "vectors")) == 1
     async with opened(home) as store:
         assert await store.collections() == []
@@ -359,7 +368,7 @@ def test_a_collection_that_is_written_over_and_over_does_not_grow_for_ever(tmp_p
             engine.delete_before("books", "d", generation * 10 + round_)
         assert collection.wants_tidying
         collection.rest()
-        process = tidying.Tidying(collection.folder / "shard")
+        process = tidying.Tidying(collection.folder / "shard", 1_000)
         assert process._process.wait(60) == 0
         collection.resume(tidied=True)
         assert not collection.wants_tidying
@@ -378,7 +387,7 @@ def test_a_collection_survives_the_death_of_who_tidies_it(tmp_path, monkeypatch)
     for n in range(8):
         collection = engine.get("books")
         collection.rest()
-        process = tidying.Tidying(collection.folder / "shard")
+        process = tidying.Tidying(collection.folder / "shard", 1_000)
         with suppress(subprocess.TimeoutExpired):
             process._process.wait(0.05 + chance.random() * 0.6)
         process.stop()
@@ -393,7 +402,7 @@ class HeldTidying:
 
     ended_with: int | None = None
 
-    def __init__(self, shard):
+    def __init__(self, shard, points):
         type(self).shard = shard
 
     def ended(self):
@@ -495,17 +504,26 @@ async def test_a_house_that_ends_while_somebody_asks_is_replaced(home):
         assert (await store.describe("books")).points == 20
 
 
+async def test_health_of_one_that_stands_still_is_told_within_two_seconds(home):
+    async with opened(home, answer_s=60) as store:
+        await store.create("books", DIMENSION)
+        with frozen(place_of(home).pid()):
+            began = time.monotonic()
+            health = await store.health()
+            assert time.monotonic() - began < 2.5
+            assert (health.ok, "does not answer" in health.detail) == (False, True)
+        assert (await store.health()).ok
+
+
 async def test_closing_ends_what_still_waits(home):
     async with opened(home, answer_s=60) as store:
         await store.create("books", DIMENSION)
-        frozen = place_of(home).pid()
-        os.kill(frozen, signal.SIGSTOP)
-        waiting = asyncio.create_task(store.describe("books"))
-        await asyncio.sleep(0.05)
-        await store.close()
-        with pytest.raises(Exception, match="not open"):
-            await asyncio.wait_for(waiting, 5)
-        os.kill(frozen, signal.SIGCONT)
+        with frozen(place_of(home).pid()):
+            waiting = asyncio.create_task(store.describe("books"))
+            await eventually(lambda: store._line._asked)
+            await store.close()
+            with pytest.raises(NotOpen):
+                await asyncio.wait_for(waiting, 5)
 
 
 def test_a_shard_that_cannot_be_read_is_told_in_words(tmp_path):
@@ -519,4 +537,3 @@ def test_a_shard_that_cannot_be_read_is_told_in_words(tmp_path):
         again.describe("books")
     with pytest.raises(StoreMismatch):
         EdgeCollection.make(tmp_path / "x", -1)
-    assert settings_for(tmp_path).vectors.linger_s == 0.2

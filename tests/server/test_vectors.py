@@ -25,9 +25,9 @@ from tests.vector_points import (
     unit,
 )
 
-from penstock.errors import ConfigError, NotOpen, StoreMismatch
+from penstock.errors import ConfigError, NotOpen, StoreFull, StoreMismatch
 from penstock.settings import Settings
-from penstock.stores.vectors import edge, opening
+from penstock.stores.vectors import edge, edge_collection, opening
 from penstock.stores.vectors import requests as ask
 from penstock.stores.vectors.edge import EdgeEngine
 from penstock.stores.vectors.edge_files import collection_name, folder_name
@@ -385,9 +385,18 @@ def test_a_full_disk_is_told_before_the_engine_meets_it(engine, monkeypatch):
     monkeypatch.setattr(edge, "_ROOM", 2**60)
     write = Upsert(1, "books", "a", 1, points("a", 2))
     (outcome,) = engine.upsert([write])
-    assert type(outcome).__name__ == "StoreFull"
+    assert isinstance(outcome, StoreFull)
     engine.delete_before("books", "a", 1)  # which makes room
     engine.drop("books")
+
+
+def test_a_disk_without_any_room_is_told_when_a_collection_is_opened(engine, monkeypatch):
+    engine.close()
+    monkeypatch.setattr(edge_collection, "LITTLE_ROOM", 2**60)
+    with pytest.raises(StoreFull, match="no room for vectors"):
+        engine.describe("books")
+    monkeypatch.undo()
+    assert engine.describe("books").points == 0
 
 
 def test_writes_of_many_requests_become_one_and_each_has_its_outcome(engine):

@@ -10,7 +10,6 @@ Only one process may use a directory (see `house.py`), and only one thread of it
 from __future__ import annotations
 
 import logging
-import os
 import shutil
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -18,9 +17,11 @@ from pathlib import Path
 
 import msgspec
 
-from penstock.errors import StoreError, StoreFull, StoreMismatch
+from penstock.errors import StoreError, StoreMismatch
 from penstock.stores.vectors.edge_collection import EdgeCollection, told
 from penstock.stores.vectors.edge_files import (
+    LITTLE_ROOM,
+    check_room,
     collection_name,
     folder_name,
     sync_folder,
@@ -34,11 +35,8 @@ __all__ = ["EdgeEngine"]
 
 logger = logging.getLogger(__name__)
 
-# The engine writes to mapped memory, and dies when the disk has no room for it. It makes files of
-# this size at once.
+# The engine makes files of this size.
 _ROOM = 32 * 1024 * 1024
-# What a deletion needs at most; where there is less even that would be death.
-_LITTLE_ROOM = 4 * 1024 * 1024
 # A vector is in the log, in the store, and with its payload in the indexes.
 _COPIES = 4
 _BLOCK = 512
@@ -123,13 +121,13 @@ class EdgeEngine:
 
     def delete_before(self, name: str, document: str, generation: int) -> None:
         if collection := self.find(name):
-            self._check_room(_LITTLE_ROOM)
+            self._check_room(LITTLE_ROOM)
             with _engine_errors():
                 collection.delete_before(document, generation)
 
     def delete_generation(self, name: str, document: str, generation: int) -> None:
         if collection := self.find(name):
-            self._check_room(_LITTLE_ROOM)
+            self._check_room(LITTLE_ROOM)
             with _engine_errors():
                 collection.delete_generation(document, generation)
 
@@ -190,9 +188,7 @@ class EdgeEngine:
         return True
 
     def _check_room(self, size: int) -> None:
-        there = os.statvfs(self.directory)
-        if there.f_bavail * there.f_frsize < size:
-            raise StoreFull(f"no room for vectors on the disk of {self.directory}")
+        check_room(self.directory, size)
 
     def _read_aliases(self) -> dict[str, str]:
         try:

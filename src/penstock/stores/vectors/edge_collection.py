@@ -19,7 +19,7 @@ import msgspec
 import qdrant_edge as qdrant
 
 from penstock.errors import StoreAway, StoreError, StoreFull, StoreMismatch
-from penstock.stores.vectors.edge_files import write_durably
+from penstock.stores.vectors.edge_files import LITTLE_ROOM, check_room, write_durably
 from penstock.stores.vectors.port import CollectionInfo, Hit, Point
 from penstock.stores.vectors.requests import Upsert
 
@@ -209,6 +209,7 @@ class EdgeCollection:
         return self._shard
 
     def _load(self) -> qdrant.EdgeShard:
+        check_room(self.folder, LITTLE_ROOM)
         deadline = time.monotonic() + _LOCK_S
         while True:
             try:

@@ -6,14 +6,25 @@ import os
 import string
 from pathlib import Path
 
-from penstock.errors import StoreMismatch
+from penstock.errors import StoreFull, StoreMismatch
 from penstock.errors.base import shown
 
-__all__ = ["collection_name", "folder_name", "sync_folder", "sync_tree", "write_durably"]
+__all__ = [
+    "LITTLE_ROOM",
+    "check_room",
+    "collection_name",
+    "folder_name",
+    "sync_folder",
+    "sync_tree",
+    "write_durably",
+]
 
 # Capitals are spelled out: some file systems do not tell them from small letters.
 _PLAIN = frozenset((string.ascii_lowercase + string.digits + "-_").encode())
 _LONGEST_NAME = 200
+
+LITTLE_ROOM = 4 * 1024 * 1024
+"""What opening and deleting need at most."""
 
 
 def folder_name(collection: str) -> str:
@@ -45,6 +56,16 @@ def write_durably(path: Path, data: bytes) -> None:
         os.fsync(file.fileno())
     new.replace(path)
     sync_folder(path.parent)
+
+
+def check_room(folder: Path, size: int) -> None:
+    """StoreFull if the disk has not so much room.
+
+    The engine writes to mapped memory: where that has no room on the disk, its process dies.
+    """
+    disk = os.statvfs(folder)
+    if disk.f_bavail * disk.f_frsize < size:
+        raise StoreFull(f"no room for vectors on the disk of {folder}")
 
 
 def sync_tree(top: Path) -> None:

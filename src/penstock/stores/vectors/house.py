@@ -26,6 +26,7 @@ import signal
 import socket
 import sys
 import time
+from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -154,7 +155,8 @@ class _Outbox:
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
-        self._answers: list[tuple[_Connection, int, bytes]] = []
+        # One and the same for both threads: each of its operations is whole.
+        self._answers: deque[tuple[_Connection, int, bytes]] = deque()
         self._called = False
 
     def put(self, connection: _Connection, size: int, answer: bytes) -> None:
@@ -166,8 +168,8 @@ class _Outbox:
 
     def _send(self) -> None:
         self._called = False  # first: what is put from now on calls again
-        answers, self._answers = self._answers, []
-        for connection, size, answer in answers:
+        while self._answers:
+            connection, size, answer = self._answers.popleft()
             connection.send(answer, size)
 
 

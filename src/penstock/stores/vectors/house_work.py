@@ -187,7 +187,8 @@ class HouseWork:
                     collection.put_off()
                     continue
                 collection.rest()
-                self._tidying = collection.name, Tidying(collection.folder / "shard")
+                shard, points = collection.folder / "shard", collection.info().points
+                self._tidying = collection.name, Tidying(shard, points)
                 logger.info("tidying collection %r", collection.name)
                 return
 

@@ -12,6 +12,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -27,18 +28,24 @@ from penstock.stores.vectors.tidying import main
 sys.exit(main(config))
 """
 
+# About ten times what a machine with two processors takes for an index.
+_AT_LEAST_S, _FOR_EACH_S = 60.0, 0.0025
+
 
 class Tidying:
     """A process that tidies the shard in a folder."""
 
-    def __init__(self, shard: Path) -> None:
+    def __init__(self, shard: Path, points: int) -> None:
+        self._deadline = time.monotonic() + _AT_LEAST_S + points * _FOR_EACH_S
         config = {"shard": str(shard), "parent": os.getpid(), "path": sys.path}
         self._process = subprocess.Popen(  # noqa: S603
             [sys.executable, "-I", "-c", _PROGRAM, json.dumps(config)], stdin=subprocess.DEVNULL
         )
 
     def ended(self) -> int | None:
-        """Its exit code, once it has ended."""
+        """Its exit code, once it has ended. It is killed if it takes far too long."""
+        if time.monotonic() > self._deadline:
+            self._process.kill()
         return self._process.poll()
 
     def stop(self) -> None:
