@@ -15,7 +15,11 @@ from penstock.queues.context import JobContext
 from penstock.queues.records import JobRecord
 from penstock.stores.files.folder import Folder, Identity
 
-__all__ = ["Case", "check_extension"]
+__all__ = ["SUBMITTED", "Case", "check_extension"]
+
+SUBMITTED = ".submitted"
+"""Below `incoming/`: copies of files from elsewhere, a folder for each batch. Watchers pass it by:
+the jobs of these files are queued by whoever brought them."""
 
 
 class Case:
@@ -28,7 +32,10 @@ class Case:
         self.folders: Folders = workshop.folders(rag)
         place = "processed" if message.target else "incoming"
         self.name = workshop.name_of(rag, message.source_path, place)
-        self.doc_id = message.document or Folder.label(self.name)
+        """Where its file is, in `incoming/`."""
+        self.goes_by = _without_batch(self.name)
+        """The name of the file, there and wherever it goes."""
+        self.doc_id = message.document or Folder.label(self.goes_by)
         self.progress = Progress(job)
         self.retries = job.attempt - 1 if job is not None else 0
         self.max_retries = max(job.max_attempts - 1, 0) if job is not None else message.max_retries
@@ -75,6 +82,11 @@ class Case:
     @property
     def changed_since_submit(self) -> bool:
         return bool(self.message.digest) and self.message.digest != self.digest
+
+
+def _without_batch(name: str) -> str:
+    parts = name.split("/", 2)
+    return parts[2] if parts[0] == SUBMITTED and len(parts) > 2 else name  # noqa: PLR2004
 
 
 def check_extension(rag: RagConfig, name: str) -> None:

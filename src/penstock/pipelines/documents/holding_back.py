@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import time
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from penstock.errors import EmbedderFailed, StoreAway, StoreFull
+from penstock.errors import EmbedderFailed, ServerError, StoreAway, StoreFull
 from penstock.queues.options import Admission
 
 if TYPE_CHECKING:
@@ -45,7 +46,8 @@ class HoldingBack:
             for_s = min(error.retry_after or _EMBEDDER_S, _LONGEST_PARKED_S)
             self._parked_until[rag_id] = now + for_s
             queue = self._workshop.queue.name
-            await self._workshop.app.queues.park(queue, rag_id, for_s, who="embedder")
+            with suppress(ServerError):  # then its documents fail one by one
+                await self._workshop.app.queues.park(queue, rag_id, for_s, who="embedder")
 
     def succeeded(self) -> None:
         """Let all through: the stores do what they are asked to."""

@@ -82,8 +82,8 @@ class Indexer:
         began = time.perf_counter()
         async for part in self._parsers.parse(
             file.fd,
-            name=case.name,
-            declared=TYPES.get(Path(case.name).suffix.lower(), ""),
+            name=case.goes_by,
+            declared=TYPES.get(Path(case.goes_by).suffix.lower(), ""),
             chunking=case.rag.chunking,
             ocr=case.rag.sources.ocr,
             by_content=case.message.options.skip_validation,

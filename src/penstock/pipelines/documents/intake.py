@@ -78,7 +78,7 @@ class Intake:
         with file:
             case.identity = file.identity
             if not case.message.options.skip_validation:
-                check_extension(case.rag, case.name)
+                check_extension(case.rag, case.goes_by)
             case.digest = await _digest(file)
             begun = await self._begin(case)
             case.generation = begun.generation if begun.verdict == "go" else 0
@@ -269,7 +269,12 @@ class Intake:
             target = Target(collection=row.shadow, generation=document.sealed, former=0)
             metadata = _kept(document)
             indexed = await self._indexer.index(case, file, target, embedder, metadata)
+        await workshop.vectors.delete_before(row.shadow, case.doc_id, document.sealed)
         await workshop.ledger.copied(case.attempt, row.shadow, document.sealed, indexed.chunks)
+        latest = await workshop.ledger.document(case.rag.rag_id, case.doc_id)
+        if latest is None or latest.sealed != document.sealed:
+            # Forgotten, or of another version by now: that is copied anew.
+            await workshop.vectors.delete_generation(row.shadow, case.doc_id, document.sealed)
         await self._rebuilding.advance(case.rag)
         self._indexer.forget_parts(case)
         return {"document": case.doc_id, "chunks_created": indexed.chunks}

@@ -232,6 +232,16 @@ class Ledger:
 
         return await self._tables.write(work)
 
+    async def pardon(self, rag_id: str, doc_id: str) -> None:
+        """Let a file be read again that is known to be unreadable."""
+        await self._tables.write(
+            lambda tables: tables.execute(
+                "UPDATE rag_documents SET bad_digest = '', bad_parser = '' "
+                "WHERE rag_id = ? AND doc_id = ?",
+                *(rag_id, doc_id),
+            )
+        )
+
     async def end_job(self, attempt: Attempt, state: str, code: str = "", error: str = "") -> None:
         """Note how a job ended."""
         await self._tables.write(

@@ -11,6 +11,8 @@ from penstock.stores.tables.port import Row, Tables, Transaction
 
 __all__ = ["JobBook"]
 
+_IN_BATCH = "job_id IN (SELECT job_id FROM rag_batches WHERE batch_id = ?)"
+
 
 class JobBook:
     """`Ledger.jobs`."""
@@ -18,33 +20,27 @@ class JobBook:
     def __init__(self, tables: Tables) -> None:
         self._tables = tables
 
-    async def enter(
-        self,
-        rag_id: str,
-        batch_id: str,
-        jobs: Sequence[tuple[str, str]],
-        *,
-        take_over: bool = True,
-    ) -> None:
-        """Note jobs (id and document) that were queued together.
-
-        One that another batch has goes over to this one, unless `take_over` is False.
-        """
+    async def enter(self, rag_id: str, batch_id: str, jobs: Sequence[tuple[str, str]]) -> None:
+        """Note jobs (id and document) that were asked for together; one may be in many batches."""
         now = SYSTEM_CLOCK.wall_ms()
-        known = "UPDATE SET batch_id = excluded.batch_id" if take_over else "NOTHING"
-        await self._tables.write(
-            lambda tables: tables.execute_many(
+
+        def work(tables: Transaction) -> None:
+            tables.execute_many(
                 "INSERT INTO rag_jobs (job_id, batch_id, rag_id, doc_id, state, submitted_ms) "
-                "VALUES (?, ?, ?, ?, 'open', ?) "
-                f"ON CONFLICT (job_id) DO {known}",
+                "VALUES (?, ?, ?, ?, 'open', ?) ON CONFLICT DO NOTHING",
                 [(job_id, batch_id, rag_id, doc_id, now) for job_id, doc_id in jobs],
             )
-        )
+            tables.execute_many(
+                "INSERT INTO rag_batches (batch_id, job_id) VALUES (?, ?) ON CONFLICT DO NOTHING",
+                [(batch_id, job_id) for job_id, _ in jobs],
+            )
+
+        await self._tables.write(work)
 
     async def of_batch(self, batch_id: str) -> list[JobRow]:
         rows = await self._tables.read(
             lambda tables: tables.execute(
-                f"SELECT {JOB} FROM rag_jobs WHERE batch_id = ? ORDER BY doc_id", batch_id
+                f"SELECT {JOB} FROM rag_jobs WHERE {_IN_BATCH} ORDER BY doc_id", batch_id
             )
         )
         return [made(JobRow, row) for row in rows]
@@ -77,7 +73,7 @@ class JobBook:
     async def _count(self, batch_id: str, state: str) -> int:
         rows = await self._tables.read(
             lambda tables: tables.execute(
-                "SELECT COUNT(*) FROM rag_jobs WHERE batch_id = ? AND state = ?", batch_id, state
+                f"SELECT COUNT(*) FROM rag_jobs WHERE {_IN_BATCH} AND state = ?", batch_id, state
             )
         )
         return int(rows[0][0])

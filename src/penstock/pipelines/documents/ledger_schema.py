@@ -79,7 +79,13 @@ _TABLES = (
         error TEXT NOT NULL DEFAULT ''
     )
     """,
-    "CREATE INDEX IF NOT EXISTS rag_jobs_by_batch ON rag_jobs (batch_id)",
+    """
+    CREATE TABLE IF NOT EXISTS rag_batches (
+        batch_id TEXT NOT NULL,
+        job_id TEXT NOT NULL,
+        PRIMARY KEY (batch_id, job_id)
+    )
+    """,
     "CREATE INDEX IF NOT EXISTS rag_jobs_by_end ON rag_jobs (ended_ms)",
     "CREATE INDEX IF NOT EXISTS rag_jobs_by_rag ON rag_jobs (rag_id, state)",
     "CREATE INDEX IF NOT EXISTS rag_jobs_by_state ON rag_jobs (state, submitted_ms)",

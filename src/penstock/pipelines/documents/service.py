@@ -14,12 +14,14 @@ from penstock.clock import SYSTEM_CLOCK
 from penstock.errors import JobMissing
 from penstock.pipelines.documents import checking, health, searching
 from penstock.pipelines.documents.configuration import RagConfig
+from penstock.pipelines.documents.explaining import Explanation, explain
 from penstock.pipelines.documents.folder_sync import FolderSync, SyncReport
 from penstock.pipelines.documents.intake import Intake
 from penstock.pipelines.documents.ledger_rows import DocumentRow, JobRow
 from penstock.pipelines.documents.metrics import Metrics
 from penstock.pipelines.documents.parsing.parsers import Parsers
 from penstock.pipelines.documents.rebuilding import Rebuild, Rebuilding
+from penstock.pipelines.documents.retrying import Retrying
 from penstock.pipelines.documents.submitting import (
     Given,
     Submission,
@@ -29,7 +31,6 @@ from penstock.pipelines.documents.submitting import (
 from penstock.pipelines.documents.tidying import Tidier
 from penstock.pipelines.documents.views import (
     BatchView,
-    Explanation,
     RagView,
     file_view,
     rag_view,
@@ -42,8 +43,6 @@ from penstock.queues.queue import Queue
 from penstock.queues.records import JobRecord
 from penstock.redis.keys.queues import Priority
 from penstock.runtime.service import Service
-from penstock.stores.files.moving import candidates
-from penstock.stores.files.naming import with_ending
 
 __all__ = ["Documents"]
 
@@ -72,6 +71,7 @@ class Documents:
         self._submitting = Submitting(self._workshop)
         self._syncing = FolderSync(self._workshop, self._submitting)
         self._rebuilding = Rebuilding(self._workshop)
+        self._retrying = Retrying(self._workshop)
         self._parsers: Parsers | None = None
         self._intake: Intake | None = None
 
@@ -88,7 +88,7 @@ class Documents:
 
     async def close(self) -> None:
         if self._parsers is not None:
-            await self._parsers.__aexit__(None, None, None)
+            await self._parsers.close()
             self._parsers = self._intake = None
         await self._workshop.close()
 
@@ -226,19 +226,11 @@ class Documents:
             if row is None or row.state != "failed":
                 raise JobMissing(self._queue.name, id_)
             rows = [row]
-        return [row.job_id for row in rows if await self._retry_one(row)]
+        return [row.job_id for row in rows if await self._retrying.retry(row)]
 
     async def explain(self, job_id: str) -> Explanation:
         """Everything that is known of a job: where it is, what it waits for, why it failed."""
-        record = await self._queue.job(job_id).status()
-        row = await self._workshop.ledger.jobs.get(job_id)
-        document = None
-        if row is not None:
-            document = await self._workshop.ledger.document(row.rag_id, row.doc_id)
-        lines = await self._explained(record, row, document)
-        return Explanation(
-            job_id=job_id, status=status_of(record), lines=tuple(lines), document=document
-        )
+        return await explain(self._workshop, job_id)
 
     # ---- questions
 
@@ -321,6 +313,7 @@ class Documents:
         Call it once, before `app.worker(services=…)`.
         """
         parsers = Parsers(self.app.settings.documents)
+        parsers.open()
         intake = self._intake = Intake(self._workshop, parsers, self.metrics)
         self._parsers = parsers
 
@@ -367,73 +360,3 @@ class Documents:
         if row is not None and record.status == "cancelled":
             await self._workshop.ledger.cancelled(row.rag_id, row.doc_id, job_id)
             await self._workshop.ledger.jobs.end(job_id, "cancelled")
-
-    async def _retry_one(self, row: JobRow) -> bool:
-        """Bring the file back, then the job."""
-        rag = self._workshop.rag(row.rag_id)
-        record = await self._record(row)
-        if record is None:
-            return False
-        if not record.fields.get("target"):
-            name = self._workshop.name_of(rag, record.fields.get("source_path", ""))
-            await asyncio.to_thread(self._bring_back, rag, name, row.job_id)
-        await self._workshop.ledger.jobs.reopen(row.job_id)
-        try:
-            await self.app.queues.retry(self._queue.name, row.job_id)
-        except JobMissing:
-            await self._workshop.ledger.jobs.end(row.job_id, "failed", row.error)
-            return False
-        return True
-
-    def _bring_back(self, rag: RagConfig, name: str, job_id: str) -> None:
-        folders = self._workshop.folders(rag)
-        if folders.incoming.identity(name) is not None:
-            return
-        for candidate in candidates(name, job_id):
-            identity = folders.failed.identity(candidate)
-            if identity is None:
-                return
-            beside = with_ending(candidate, ".error.json")
-            told = folders.failed.read(beside, 1 << 20) if folders.failed.identity(beside) else b""
-            if job_id.encode() in told or not told:
-                folders.failed.move(
-                    candidate, folders.incoming, name, identity=identity, suffix=job_id
-                )
-                folders.failed.remove(beside)
-                return
-
-    async def _explained(
-        self, record: JobRecord, row: JobRow | None, document: DocumentRow | None
-    ) -> list[str]:
-        lines = [_where(record)]
-        if record.error and record.status != "done":
-            lines.append(f"last error: {record.error} ({record.error_code or record.error_type})")
-            lines += [f"try: {suggestion}" for suggestion in record.suggestions]
-        if record.status in {"queued", "retrying"}:
-            state = await self.health()
-            lines.append(
-                f"{state.queued} jobs wait, {state.processing} run, {state.workers} workers live"
-            )
-            lines += [f"in the way: {problem}" for problem in state.problems]
-        if document is not None:
-            if document.sealed:
-                lines.append(f"generation {document.sealed} is found, {document.chunks} chunks")
-            else:
-                lines.append("no version of the document is found")
-            if document.job_id != record.job_id:
-                lines.append(f"a later job has the document: {document.job_id}")
-            if document.duplicate_of:
-                lines.append(f"the same content as {document.duplicate_of}")
-        elif row is None:
-            lines.append("the ledger has not heard of it: no worker has begun it")
-        return lines
-
-
-def _where(record: JobRecord) -> str:
-    done = record.progress
-    where = f"{record.status}, attempt {record.attempt} of {record.max_attempts or '?'}"
-    if done.note:
-        where += f", {done.note}"
-    if done.total:
-        where += f" ({done.done} of {done.total})"
-    return where

@@ -76,7 +76,7 @@ class Storing:
 
     def _find(self, case: Case, row: DocumentRow, result: dict[str, Any]) -> str:
         folder = case.folders.processed
-        for name in candidates(case.name, case.message.job_id):
+        for name in candidates(case.goes_by, case.message.job_id):
             try:
                 with folder.open(name, max_bytes=case.rag.max_bytes) as file:
                     if file.digest() != row.digest:
@@ -136,7 +136,7 @@ def _move_one(errand: _Errand) -> str:
     name = case.folders.incoming.move(
         case.name,
         errand.target,
-        case.name,
+        case.goes_by,
         identity=errand.identity,
         suffix=case.message.job_id,
         sync=False,

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from penstock.errors import DocumentError, DocumentRefused, FileRefused
-from penstock.pipelines.documents.case import check_extension
+from penstock.pipelines.documents.case import SUBMITTED, check_extension
 from penstock.pipelines.documents.configuration import TYPES, RagConfig
 from penstock.pipelines.documents.ids import new_batch_id, new_job_id
 from penstock.pipelines.documents.message import JobMessage, JobOptions, now_text
@@ -98,10 +98,7 @@ class Submitting:
             sent = await send(self._workshop.queue, messages, words.priority)
             jobs = [(job.job_id, job.document) for job in sent]
             if jobs:
-                # The watcher sees what `submit` has copied as well: the batch is the user's.
-                await self._workshop.ledger.jobs.enter(
-                    rag.rag_id, batch_id, jobs, take_over=words.submitted_by != "watch"
-                )
+                await self._workshop.ledger.jobs.enter(rag.rag_id, batch_id, jobs)
         return Submission(
             rag_id=rag.rag_id,
             batch_id=batch_id,
@@ -132,12 +129,12 @@ class Submitting:
         incoming = self._workshop.folders(rag).incoming
         if not words.skip_validation:
             check_extension(rag, file.name)
-        if file.here:
-            place, name = incoming, file.name
-        else:
-            if not dry_run:
-                incoming.copy_in(file.path, file.name, max_bytes=rag.max_bytes)
-            place, name = (incoming, file.name) if not dry_run else _place_of(file.path)
+        place, name = incoming, file.name
+        if not file.here and dry_run:
+            place, name = _place_of(file.path)
+        elif not file.here:
+            name = f"{SUBMITTED}/{batch_id}/{file.name}"
+            incoming.copy_in(file.path, name, max_bytes=rag.max_bytes)
         with place.open(name, max_bytes=rag.max_bytes) as opened:
             digest, size = opened.digest(), opened.size
         if not size and not words.skip_validation:
@@ -146,7 +143,7 @@ class Submitting:
         return JobMessage(
             job_id=new_job_id(rag.rag_id),
             rag_id=rag.rag_id,
-            source_path=self._workshop.path_of(rag, file.name),
+            source_path=self._workshop.path_of(rag, name),
             source_type=TYPES.get(extension, extension.lstrip(".")),
             filename=file.name.rpartition("/")[2],
             submitted_at=now_text(),

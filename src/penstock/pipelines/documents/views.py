@@ -8,10 +8,10 @@ from typing import Any
 import msgspec
 
 from penstock.pipelines.documents.configuration import RagConfig
-from penstock.pipelines.documents.ledger_rows import DocumentRow, JobRow, RagRow
+from penstock.pipelines.documents.ledger_rows import JobRow, RagRow
 from penstock.queues.records import JobRecord
 
-__all__ = ["BatchView", "Explanation", "FileView", "RagView", "status_of"]
+__all__ = ["BatchView", "FileView", "RagView", "status_of"]
 
 
 class FileView(msgspec.Struct, frozen=True, kw_only=True):
@@ -110,15 +110,6 @@ class RagView(msgspec.Struct, frozen=True, kw_only=True):
     """The collection that is being built."""
     needs_reindex: str = ""
     """Why what is indexed is not what its file asks for."""
-
-
-class Explanation(msgspec.Struct, frozen=True, kw_only=True):
-    """All that is known of a job: why it is where it is."""
-
-    job_id: str
-    status: dict[str, Any]
-    lines: tuple[str, ...]
-    document: DocumentRow | None = None
 
 
 _ENDED = frozenset({"done", "failed", "cancelled", "expired", "lost"})
