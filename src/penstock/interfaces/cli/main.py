@@ -38,6 +38,8 @@ COMMANDS = {
     "window": "window",
     "run": "run",
     "feed": "feed",
+    "ingest": "ingest",
+    "rag": "rag",
 }
 """Each command and the module it is in, read only when the command is used."""
 

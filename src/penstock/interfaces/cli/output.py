@@ -16,7 +16,9 @@ from penstock.errors import (
     AuthenticationFailed,
     CodecError,
     ConfigError,
+    ConfigurationWrong,
     CoordinationError,
+    DocumentRefused,
     EmbeddedError,
     InvalidName,
     OutcomeUnknown,
@@ -24,6 +26,8 @@ from penstock.errors import (
     PoolExhausted,
     QueueError,
     StillLoading,
+    StoreAway,
+    StoreMismatch,
     TopicError,
     Unreachable,
 )
@@ -64,8 +68,20 @@ def exit_code(error: Exception) -> ExitCode:
 
 
 _CODES = (
-    ((InvalidName, CodecError, TopicError, QueueError, CoordinationError), ExitCode.FOUND),
-    ((ConfigError,), ExitCode.CONFIG),
+    # A RAG's file is a document's concern as well, so it comes first.
+    ((ConfigError, ConfigurationWrong), ExitCode.CONFIG),
+    (
+        (
+            CodecError,
+            CoordinationError,
+            DocumentRefused,
+            InvalidName,
+            QueueError,
+            StoreMismatch,
+            TopicError,
+        ),
+        ExitCode.FOUND,
+    ),
     ((PoolExhausted, TimeoutError), ExitCode.TIMEOUT),
     (
         (
@@ -74,6 +90,7 @@ _CODES = (
             OutcomeUnknown,
             PermissionRefused,
             StillLoading,
+            StoreAway,
             Unreachable,
         ),
         ExitCode.CONNECTION,

@@ -25,7 +25,7 @@ from penstock.runtime import Worker, configure, run_process
 from penstock.runtime.heartbeat import WorkerAbout
 from penstock.settings import Settings
 
-__all__ = ["worker", "workers"]
+__all__ = ["stop_when_input_ends", "worker", "workers"]
 
 STANDARD_INPUT = 0
 # A worker has its grace period, and then this long to be gone before it is killed.
@@ -73,7 +73,7 @@ def worker(
         async with app:
             runner = app.worker(queues=queues, concurrency=concurrency)
             if stop_on_eof:
-                _stop_on_eof(runner)
+                stop_when_input_ends(runner)
             return await runner.run()
 
     sys.exit(run_process(work))
@@ -90,7 +90,7 @@ def _reload(settings: Settings, application: str, options: list[str], stop_on_eo
         reloading = Reloading(command, _environ(), places_of(module_name), stop_s=stop_s)
         runner = Worker(work=[reloading], settings=replace(settings.worker, grace_s=stop_s))
         if stop_on_eof:
-            _stop_on_eof(runner)
+            stop_when_input_ends(runner)
         return await runner.run() or reloading.exit_code
 
     return run_process(watch)
@@ -136,7 +136,7 @@ def _told(about: WorkerAbout) -> list[str]:
     return lines
 
 
-def _stop_on_eof(runner: Worker) -> None:
+def stop_when_input_ends(runner: Worker) -> None:
     """Read standard input to its end. In a thread, because a file or a device cannot be polled."""
     loop = asyncio.get_running_loop()
 
