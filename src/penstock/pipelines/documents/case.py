@@ -30,9 +30,8 @@ class Case:
     ) -> None:
         self.message, self.rag = message, rag
         self.folders: Folders = workshop.folders(rag)
-        place = "processed" if message.target else "incoming"
-        self.name = workshop.name_of(rag, message.source_path, place)
-        """Where its file is, in `incoming/`."""
+        self.place, self.name = workshop.place_of(rag, message.source_path)
+        """Where its file is: in `incoming/`, or in `processed/` if it is taken in anew."""
         self.goes_by = _without_batch(self.name)
         """The name of the file, there and wherever it goes."""
         self.doc_id = message.document or Folder.label(self.goes_by)
@@ -64,6 +63,11 @@ class Case:
         case = cls(workshop, message, workshop.rag(row.rag_id), None)
         case.retries = max(record.attempt - 1, 0)
         return case
+
+    @property
+    def is_stored(self) -> bool:
+        """Whether the file is where it belongs when it is done with."""
+        return self.place is self.folders.processed
 
     @property
     def attempt(self) -> Attempt:

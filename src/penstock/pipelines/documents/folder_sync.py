@@ -95,7 +95,7 @@ def _compare(
                 unchanged += 1
                 continue
             changed.append(document)
-        files.append(Given(path=folder / name, name=name, here=False))
+        files.append(Given(path=folder / name, name=name))
     gone = sorted(
         document for document, told in known.items() if told[2] == source and document not in seen
     )

@@ -44,7 +44,7 @@ class GivingUp:
             await workshop.ledger.failed(attempt, case.generation, code, str(error), is_bad=is_bad)
             row = await workshop.fresh_row(case.rag)
             await workshop.vectors.delete_generation(row.physical, case.doc_id, case.generation)
-        if moves and not isinstance(error, FileMissing):
+        if moves and not case.is_stored and not isinstance(error, FileMissing):
             await self._set_aside(case, error, code)
         await workshop.ledger.end_job(attempt, "failed", code, str(error))
 
@@ -52,7 +52,7 @@ class GivingUp:
         identity = case.identity
         if identity is None:  # it could not even be opened
             with suppress(DocumentRefused):
-                identity = case.folders.incoming.identity(case.name)
+                identity = case.place.identity(case.name)
         if identity is not None:
             await self._storing.set_aside(case, identity, error_body(case, error, code))
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from penstock.errors import DocumentError, DocumentRefused, FileMissing, ParseError
+from penstock.errors import DocumentError, DocumentRefused, FileMissing, ParseError, StoreMismatch
 from penstock.pipelines.documents.case import Case, check_extension
 from penstock.pipelines.documents.embedding.port import Embedder
 from penstock.pipelines.documents.giving_up import GivingUp
@@ -58,6 +58,8 @@ class Intake:
         except Exception as error:
             final = isinstance(error, DocumentRefused) or job.attempt >= job.max_attempts
             self._metrics.failed(final=final)
+            if isinstance(error, StoreMismatch):
+                self._workshop.look_again()
             await self._workshop.gate.failed(rag.rag_id, error)
             if final:
                 await self._giving_up.give_up(case, error)
@@ -72,7 +74,7 @@ class Intake:
         workshop = self._workshop
         case.recipe = recipe_of(case.rag, (await workshop.rag_row(case.rag)).model)
         try:
-            file = case.folders.incoming.open(case.name, max_bytes=case.rag.max_bytes)
+            file = case.place.open(case.name, max_bytes=case.rag.max_bytes)
         except FileMissing:
             return await self._without_file(case)
         with file:
@@ -219,6 +221,7 @@ class Intake:
         ledger = self._workshop.ledger
         row = await ledger.document(case.rag.rag_id, case.doc_id)
         if row is not None and row.job_id == case.message.job_id and row.state == "failed":
+            case.digest = row.new_digest
             raise DocumentRefused(row.error, row.error_code)
         if row is not None and row.sealed and self._is_ours(case, row):
             case.digest, case.generation = row.digest, row.sealed
@@ -258,7 +261,7 @@ class Intake:
         await workshop.vectors.create(row.shadow, row.shadow_dimension)
         case.recipe = recipe_of(case.rag, row.shadow_model)
         embedder: Embedder = await workshop.embedder(case.rag, row.shadow_embeddings)
-        with case.folders.processed.open(case.name, max_bytes=case.rag.max_bytes) as file:
+        with case.place.open(case.name, max_bytes=case.rag.max_bytes) as file:
             case.digest = await _digest(file)
             if case.digest != document.digest:
                 raise DocumentRefused(

@@ -270,6 +270,18 @@ class Ledger:
 
         return [made(DocumentRow, row) for row in await self._tables.read(work)]
 
+    async def latest(self, rag_id: str, last_ms: int, limit: int) -> list[DocumentRow]:
+        """Documents that were done last: within so long before the very last one."""
+        rows = await self._tables.read(
+            lambda tables: tables.execute(
+                f"SELECT {DOCUMENT} FROM rag_documents WHERE rag_id = ? AND state = 'indexed' "
+                "AND done_ms >= (SELECT COALESCE(MAX(done_ms), 0) FROM rag_documents "
+                "WHERE rag_id = ?) - ? ORDER BY done_ms DESC LIMIT ?",
+                *(rag_id, rag_id, last_ms, limit),
+            )
+        )
+        return [made(DocumentRow, row) for row in rows]
+
     async def known(self, rag_id: str) -> dict[str, tuple[str, str, str, str]]:
         """Digest, recipe, source and state of every document that is indexed or failed."""
         rows = await self._tables.read(

@@ -31,9 +31,9 @@ class Retrying:
         except JobMissing:
             return False
         case = Case.of_record(workshop, row, record)
-        if not case.message.target:
+        if not case.is_stored:
             await asyncio.to_thread(_bring_back, case)
-            await workshop.ledger.pardon(row.rag_id, row.doc_id)
+        await workshop.ledger.pardon(row.rag_id, row.doc_id)
         await workshop.ledger.jobs.reopen(row.job_id)
         try:
             await workshop.app.queues.retry(queue.name, row.job_id)

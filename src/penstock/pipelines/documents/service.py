@@ -342,7 +342,7 @@ class Documents:
             # One whose job was cancelled waits for a word, or for a newer file in its place.
             found = incoming.identity(name) if label in cancelled else None
             if found is None or found.ctime_ns > cancelled[label] * 1_000_000:
-                files.append(Given(path=incoming.root / name, name=name, here=True))
+                files.append(Given(path=incoming.root / name, name=name, place="incoming"))
         await self._submitting.submit(rag, files, SubmitWords(submitted_by="watch"))
 
     # ---- parts of the above

@@ -19,6 +19,7 @@ from penstock.stores.files.naming import with_ending
 __all__ = ["Storing"]
 
 _META, _ERROR = ".meta.json", ".error.json"
+_LONGEST_NOTE = 1 << 20
 
 
 @dataclass(slots=True)
@@ -67,8 +68,8 @@ class Storing:
 
     def discard(self, case: Case, identity: Identity) -> None:
         """Remove a file from `incoming/` that `processed/` has already, byte by byte."""
-        if case.folders.incoming.identity(case.name) == identity:
-            case.folders.incoming.remove(case.name)
+        if not case.is_stored and case.place.identity(case.name) == identity:
+            case.place.remove(case.name)
 
     async def stored_before(self, case: Case, row: DocumentRow, result: dict[str, Any]) -> str:
         """Find a file that an interrupted attempt has moved; empty if it is not there."""
@@ -91,6 +92,29 @@ class Storing:
                 folder.write(beside, _json(note))
             return name
         return ""
+
+    async def set_aside_before(self, case: Case, body: dict[str, Any]) -> bool:
+        """See to the note of a file that an interrupted attempt has given up; False if none has."""
+        return await asyncio.to_thread(self._find_aside, case, body)
+
+    def _find_aside(self, case: Case, body: dict[str, Any]) -> bool:
+        folder, digest = case.folders.failed, case.digest or case.message.digest
+        for name in candidates(case.name, case.message.job_id):
+            beside = with_ending(name, _ERROR)
+            try:
+                with folder.open(name, max_bytes=case.rag.max_bytes) as file:
+                    if file.digest() != digest:
+                        continue
+                if folder.identity(beside) is None:
+                    folder.write(beside, _json(body))
+                    return True
+                if case.message.job_id.encode() in folder.read(beside, _LONGEST_NOTE):
+                    return True
+            except FileMissing:
+                return False
+            except DocumentError:
+                continue
+        return False
 
     async def _move(self, errand: _Errand) -> str:
         self._waiting.append(errand)
@@ -119,9 +143,7 @@ def _move_all(errands: list[_Errand]) -> list[str | Exception]:
         except Exception as error:  # noqa: BLE001  it is one errand's
             outcomes.append(error)
     folders = {
-        id(folder): folder
-        for errand in errands
-        for folder in (errand.target, errand.case.folders.incoming)
+        id(folder): folder for errand in errands for folder in (errand.target, errand.case.place)
     }
     try:
         for folder in folders.values():
@@ -133,13 +155,17 @@ def _move_all(errands: list[_Errand]) -> list[str | Exception]:
 
 def _move_one(errand: _Errand) -> str:
     case = errand.case
-    name = case.folders.incoming.move(
-        case.name,
-        errand.target,
-        case.goes_by,
-        identity=errand.identity,
-        suffix=case.message.job_id,
-        sync=False,
+    name = (
+        case.name
+        if case.is_stored
+        else case.place.move(
+            case.name,
+            errand.target,
+            case.goes_by,
+            identity=errand.identity,
+            suffix=case.message.job_id,
+            sync=False,
+        )
     )
     if name is None:
         return ""

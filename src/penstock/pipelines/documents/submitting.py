@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
@@ -27,9 +27,11 @@ class Given(msgspec.Struct, frozen=True, kw_only=True):
 
     path: Path
     name: str
-    """The path that it gets below `incoming/`, from which its document is named."""
-    here: bool
-    """Whether it is there already."""
+    """The path that it has below its folder, from which its document is named."""
+    place: Literal["incoming", "processed", ""] = ""
+    """The folder of the RAG in which it is already."""
+    document: str = ""
+    """Its id, where that is not its name."""
 
 
 class Refusal(msgspec.Struct, frozen=True, kw_only=True):
@@ -126,15 +128,17 @@ class Submitting:
     def _message(
         self, rag: RagConfig, file: Given, words: SubmitWords, batch_id: str, dry_run: bool
     ) -> JobMessage:
-        incoming = self._workshop.folders(rag).incoming
+        folders = self._workshop.folders(rag)
         if not words.skip_validation:
             check_extension(rag, file.name)
-        place, name = incoming, file.name
-        if not file.here and dry_run:
+        place, name = folders.incoming, file.name
+        if file.place == "processed":
+            place = folders.processed
+        elif not file.place and dry_run:
             place, name = _place_of(file.path)
-        elif not file.here:
+        elif not file.place:
             name = f"{SUBMITTED}/{batch_id}/{file.name}"
-            incoming.copy_in(file.path, name, max_bytes=rag.max_bytes)
+            place.copy_in(file.path, name, max_bytes=rag.max_bytes)
         with place.open(name, max_bytes=rag.max_bytes) as opened:
             digest, size = opened.digest(), opened.size
         if not size and not words.skip_validation:
@@ -143,7 +147,7 @@ class Submitting:
         return JobMessage(
             job_id=new_job_id(rag.rag_id),
             rag_id=rag.rag_id,
-            source_path=self._workshop.path_of(rag, name),
+            source_path=self._workshop.path_of(rag, name, file.place or "incoming"),
             source_type=TYPES.get(extension, extension.lstrip(".")),
             filename=file.name.rpartition("/")[2],
             submitted_at=now_text(),
@@ -154,7 +158,7 @@ class Submitting:
                 preserve_metadata=words.preserve_metadata,
             ),
             max_retries=words.max_retries,
-            document=Folder.label(file.name),
+            document=file.document or Folder.label(file.name),
             digest=digest,
             size=size,
             batch_id=batch_id,
@@ -174,20 +178,15 @@ def _files(rag: RagConfig, incoming: Folder, path: Path) -> list[Given]:
         inside: str | None = incoming.relative(path.absolute())
     except FileRefused:
         inside = None
+    place: Literal["incoming", ""] = "" if inside is None else "incoming"
     if path.is_dir():
-        folder = Folder(path)
+        prefix = f"{inside}/" if inside else ""
         return [
-            Given(
-                path=path / name,
-                name=name if inside is None else f"{inside}/{name}" if inside else name,
-                here=inside is not None,
-            )
-            for name in sorted(folder.walk())
+            Given(path=path / name, name=prefix + name, place=place)
+            for name in sorted(Folder(path).walk())
             if Path(name).suffix.lower() in rag.sources.extensions
         ]
-    if inside is not None:
-        return [Given(path=path, name=inside, here=True)]
-    return [Given(path=path, name=path.name, here=False)]
+    return [Given(path=path, name=inside or path.name, place=place)]
 
 
 def _place_of(path: Path) -> tuple[Folder, str]:

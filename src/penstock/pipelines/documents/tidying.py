@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import shutil
+import time
 from contextlib import suppress
+from pathlib import Path
 
 from penstock.errors import (
     DocumentError,
@@ -13,11 +16,12 @@ from penstock.errors import (
     JobMissing,
     PenstockError,
 )
-from penstock.pipelines.documents.case import Case
+from penstock.pipelines.documents.case import SUBMITTED, Case
 from penstock.pipelines.documents.giving_up import GivingUp
 from penstock.pipelines.documents.ledger_rows import JobRow
 from penstock.pipelines.documents.parsing.spool import purge
 from penstock.pipelines.documents.rebuilding import Rebuilding
+from penstock.pipelines.documents.rechecking import recheck
 from penstock.pipelines.documents.sending import QUEUE
 from penstock.pipelines.documents.storing import Storing
 from penstock.pipelines.documents.workshop import Workshop
@@ -48,13 +52,19 @@ class Tidier(Duty):
         self._giving_up = GivingUp(workshop, storing)
         self._rebuilding = Rebuilding(workshop)
         self._weights: dict[str, int] = {}
+        self._rechecked = False
 
     async def tidy(self) -> None:
         """One round. Each part goes on if another fails."""
         failures: list[Exception] = []
         parts = (
-            self._end_jobs, self._finish_forgetting, self._advance, self._weigh, self._purge,
-        )  # fmt: skip
+            self._recheck,
+            self._end_jobs,
+            self._finish_forgetting,
+            self._advance,
+            self._weigh,
+            self._purge,
+        )
         for part in parts:
             try:
                 await part()
@@ -62,6 +72,11 @@ class Tidier(Duty):
                 failures.append(error)
         if failures:
             raise failures[0]
+
+    async def _recheck(self) -> None:
+        if not self._rechecked:
+            await recheck(self._workshop)
+            self._rechecked = True
 
     async def _end_jobs(self) -> None:
         queue = self._workshop.queue
@@ -140,12 +155,26 @@ class Tidier(Duty):
                 self._weights[rag_id] = rag.weight
 
     async def _purge(self) -> None:
-        hours = self._workshop.settings.spool_hours
-        await asyncio.to_thread(purge, self._workshop.config.work_dir, hours * 3_600)
+        """Remove what nobody comes back for: parts of jobs, and copies that were never queued."""
+        older_s = self._workshop.settings.spool_hours * 3_600
+        await asyncio.to_thread(purge, self._workshop.config.work_dir, older_s)
+        for rag in self._workshop.config.rags.values():
+            place = self._workshop.folders(rag).incoming.root / SUBMITTED
+            for batch in await asyncio.to_thread(_old_folders, place, older_s):
+                if not await self._workshop.ledger.jobs.unended_of(batch.name):
+                    await asyncio.to_thread(shutil.rmtree, batch, ignore_errors=True)
+
+
+def _old_folders(place: Path, older_s: float) -> list[Path]:
+    before = time.time() - older_s
+    try:
+        return [folder for folder in place.iterdir() if folder.stat().st_mtime < before]
+    except OSError:
+        return []  # there is none, or somebody else is at it
 
 
 def _identity(case: Case, digest: str) -> Identity:
-    with case.folders.incoming.open(case.name, max_bytes=case.rag.max_bytes) as file:
+    with case.place.open(case.name, max_bytes=case.rag.max_bytes) as file:
         if digest and file.digest() != digest:
             raise FileMissing("another file has taken its place")
         return file.identity

@@ -107,21 +107,24 @@ class Workshop:
             self._folders[root] = Folders(*(Folder(root / name) for name in Folders._fields))
         return self._folders[root]
 
-    def name_of(self, rag: RagConfig, source_path: str, folder: str = "incoming") -> str:
-        """The path below one of the RAG's folders that a path of a message means."""
+    def place_of(self, rag: RagConfig, source_path: str) -> tuple[Folder, str]:
+        """The folder of the RAG, and the path below it, that a path of a message means."""
         sources = self.config.sources_root
         relative = PurePosixPath(Folder(sources).relative(source_path))
-        place = PurePosixPath(self.config.folder_of(rag).relative_to(sources), folder)
-        if not relative.is_relative_to(place) or relative == place:
-            raise FileRefused(
-                f"{source_path[:200]!r} is not in {folder}/ of RAG {rag.rag_id!r}",
-                "ERR_PATH_OUTSIDE",
-                (f"Put the file below {place} in the folder of all sources",),
-            )
-        return unescaped(str(relative.relative_to(place)))
+        root = PurePosixPath(self.config.folder_of(rag).relative_to(sources))
+        folders = self.folders(rag)
+        for folder in (folders.incoming, folders.processed):
+            place = root / folder.root.name
+            if relative != place and relative.is_relative_to(place):
+                return folder, unescaped(str(relative.relative_to(place)))
+        raise FileRefused(
+            f"{source_path[:200]!r} is not in incoming/ of RAG {rag.rag_id!r}",
+            "ERR_PATH_OUTSIDE",
+            (f"Put the file below {root / 'incoming'} in the folder of all sources",),
+        )
 
     def path_of(self, rag: RagConfig, name: str, folder: str = "incoming") -> str:
-        """The path that a message has for a file; see `name_of`."""
+        """The path that a message has for a file; see `place_of`."""
         place = self.config.folder_of(rag).relative_to(self.config.sources_root)
         return escaped(str(PurePosixPath(place, folder, name)))
 
@@ -156,6 +159,11 @@ class Workshop:
         """As `rag_row`, as the ledger has it now."""
         self._rows.pop(rag.rag_id, None)
         return await self.rag_row(rag)
+
+    def look_again(self) -> None:
+        """Forget which collections there are: one of them is not what we thought."""
+        self._ready.clear()
+        self._rows.clear()
 
     async def remove_points(self, rag_id: str, doc_id: str, generation: int) -> None:
         """Remove what a forgotten document has left in the store of vectors, and say so."""
