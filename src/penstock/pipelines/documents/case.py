@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from pathlib import PurePosixPath
 
+import msgspec
+
 from penstock.errors import UnsupportedFile
 from penstock.pipelines.documents.configuration import RagConfig
 from penstock.pipelines.documents.ledger_rows import Attempt, JobRow
-from penstock.pipelines.documents.message import JobMessage
+from penstock.pipelines.documents.message import JobMessage, submitted_ms
 from penstock.pipelines.documents.parsing.version import parser_version
 from penstock.pipelines.documents.progress import Progress
 from penstock.pipelines.documents.workshop import Folders, Workshop
@@ -70,6 +72,11 @@ class Case:
         return self.place is self.folders.processed
 
     @property
+    def is_copy(self) -> bool:
+        """Whether the file is a copy that was made for this job."""
+        return self.name.startswith(f"{SUBMITTED}/")
+
+    @property
     def attempt(self) -> Attempt:
         return Attempt(
             rag_id=self.rag.rag_id,
@@ -80,8 +87,14 @@ class Case:
             recipe=self.recipe,
             parser=parser_version(),
             source=self.message.source,
+            submitted_ms=submitted_ms(self.message.submitted_at),
             force=self.message.options.reindex,
         )
+
+    @property
+    def forced(self) -> Attempt:
+        """As `attempt`, whether anything has changed or not."""
+        return msgspec.structs.replace(self.attempt, force=True)
 
     @property
     def changed_since_submit(self) -> bool:

@@ -44,17 +44,19 @@ class GivingUp:
             await workshop.ledger.failed(attempt, case.generation, code, str(error), is_bad=is_bad)
             row = await workshop.fresh_row(case.rag)
             await workshop.vectors.delete_generation(row.physical, case.doc_id, case.generation)
-        if moves and not case.is_stored and not isinstance(error, FileMissing):
-            await self._set_aside(case, error, code)
+        if not case.is_stored and not isinstance(error, FileMissing):
+            await self._set_aside(case, error, code, moves=moves)
         await workshop.ledger.end_job(attempt, "failed", code, str(error))
 
-    async def _set_aside(self, case: Case, error: Exception, code: str) -> None:
-        identity = case.identity
-        if identity is None:  # it could not even be opened
+    async def _set_aside(self, case: Case, error: Exception, code: str, *, moves: bool) -> None:
+        body, identity = error_body(case, error, code), case.identity
+        if identity is None and await self._storing.set_aside_before(case, body):
+            return  # an interrupted attempt has moved it
+        if identity is None and moves:  # it could not even be opened
             with suppress(DocumentRefused):
                 identity = case.place.identity(case.name)
-        if identity is not None:
-            await self._storing.set_aside(case, identity, error_body(case, error, code))
+        if identity is not None and moves:
+            await self._storing.set_aside(case, identity, body)
 
 
 def error_body(case: Case, error: Exception, code: str) -> dict[str, Any]:

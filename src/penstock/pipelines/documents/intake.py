@@ -21,7 +21,7 @@ from penstock.pipelines.documents.message import JobMessage, read_message
 from penstock.pipelines.documents.metrics import Metrics
 from penstock.pipelines.documents.parsing.parsers import Parsers
 from penstock.pipelines.documents.rebuilding import Rebuilding
-from penstock.pipelines.documents.storing import Storing
+from penstock.pipelines.documents.storing import Storing, drop_copy
 from penstock.pipelines.documents.workshop import Workshop, recipe_of
 from penstock.queues.context import JobContext
 from penstock.stores.files.folder import OpenFile
@@ -84,16 +84,23 @@ class Intake:
             case.digest = await _digest(file)
             begun = await self._begin(case)
             case.generation = begun.generation if begun.verdict == "go" else 0
+            if begun.verdict == "superseded":
+                return await self._superseded(case)
             if begun.verdict == "bad" and begun.former is not None:
                 raise _known_bad(begun.former)
             if begun.verdict == "unchanged" and begun.former is not None:
                 return await self._unchanged(case, file, begun, begun.former)
             indexed, duplicate_of = await self._index(case, file, begun)
             if indexed is None:
-                await workshop.ledger.end_job(case.attempt, "done")
-                await case.progress.tell(note="superseded", force=True)
-                return {"document": case.doc_id, "superseded": True}
+                return await self._superseded(case)
             return await self._finish(case, file, indexed, duplicate_of)
+
+    async def _superseded(self, case: Case) -> dict[str, Any]:
+        """A later job has the document: leave all to it."""
+        await asyncio.to_thread(drop_copy, case)
+        await self._workshop.ledger.end_job(case.attempt, "done")
+        await case.progress.tell(note="superseded", force=True)
+        return {"document": case.doc_id, "superseded": True}
 
     async def _begin(self, case: Case) -> Begun:
         begun = await self._workshop.ledger.begin(case.attempt)
@@ -103,7 +110,13 @@ class Intake:
             await self._workshop.fresh_row(case.rag)
             case.recipe = recipe
             begun = await self._workshop.ledger.begin(case.attempt)
-        return begun
+        former = begun.former
+        if begun.verdict != "unchanged" or former is None:
+            return begun
+        if _metadata(case.message, former) == _kept(former):
+            return begun
+        # Its points have to have the new metadata, too; their vectors stay.
+        return await self._workshop.ledger.begin(case.forced)
 
     async def _index(self, case: Case, file: OpenFile, begun: Begun) -> tuple[Indexed | None, str]:
         """Index a file and seal it; None if a later attempt has superseded this one."""

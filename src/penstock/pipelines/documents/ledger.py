@@ -95,14 +95,16 @@ class Ledger:
             enter_job(tables, attempt, now)
             if tables.execute(
                 "INSERT INTO rag_documents (rag_id, doc_id, state, generation, job_id, "
-                "new_digest, new_recipe, attempts, begun_ms, source) "
-                "VALUES (?, ?, 'processing', 1, ?, ?, ?, 1, ?, ?) "
+                "new_digest, new_recipe, attempts, submitted_ms, begun_ms, source) "
+                "VALUES (?, ?, 'processing', 1, ?, ?, ?, 1, ?, ?, ?) "
                 "ON CONFLICT DO NOTHING RETURNING generation",
                 *(attempt.rag_id, attempt.doc_id, attempt.job_id, attempt.digest),
-                *(attempt.recipe, now, attempt.source),
+                *(attempt.recipe, attempt.submitted_ms, now, attempt.source),
             ):
                 return Begun(verdict="go", rag=rag, generation=1, former=None)
             row = _locked(tables, attempt)
+            if row.submitted_ms > attempt.submitted_ms and row.job_id != attempt.job_id:
+                return Begun(verdict="superseded", rag=rag, generation=row.generation, former=row)
             if not attempt.force and _is_unchanged(row, attempt):
                 return Begun(verdict="unchanged", rag=rag, generation=row.sealed, former=row)
             if not attempt.force and _is_bad(row, attempt):
@@ -114,10 +116,12 @@ class Ledger:
             generation = row.generation if again else row.generation + 1
             tables.execute(
                 "UPDATE rag_documents SET state = 'processing', generation = ?, job_id = ?, "
-                "new_digest = ?, new_recipe = ?, attempts = ?, begun_ms = ?, source = ? "
+                "new_digest = ?, new_recipe = ?, attempts = ?, submitted_ms = ?, begun_ms = ?, "
+                "source = ? "
                 "WHERE rag_id = ? AND doc_id = ?",
                 *(generation, attempt.job_id, attempt.digest, attempt.recipe),
-                *(row.attempts + 1 if again else 1, now, attempt.source or row.source),
+                *(row.attempts + 1 if again else 1, attempt.submitted_ms, now),
+                attempt.source or row.source,
                 *(attempt.rag_id, attempt.doc_id),
             )
             return Begun(verdict="go", rag=rag, generation=generation, former=row)
@@ -337,9 +341,9 @@ class Ledger:
                     continue
                 tables.execute(
                     "UPDATE rag_documents SET state = 'forgetting', sealed = 0, chunks = 0, "
-                    "generation = generation + 1, digest = '', bad_digest = '' "
-                    "WHERE rag_id = ? AND doc_id = ?",
-                    *(rag_id, doc_id),
+                    "generation = generation + 1, digest = '', bad_digest = '', metadata = '', "
+                    "source = '', submitted_ms = ? WHERE rag_id = ? AND doc_id = ?",
+                    *(SYSTEM_CLOCK.wall_ms(), rag_id, doc_id),
                 )
                 tables.execute(
                     "DELETE FROM rag_copies WHERE rag_id = ? AND doc_id = ?", rag_id, doc_id

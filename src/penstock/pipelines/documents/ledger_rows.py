@@ -57,6 +57,7 @@ class DocumentRow(msgspec.Struct, frozen=True, kw_only=True):
     new_digest: str
     new_recipe: str
     attempts: int
+    submitted_ms: int
     begun_ms: int
     done_ms: int
     bad_digest: str
@@ -91,6 +92,8 @@ class Attempt(msgspec.Struct, frozen=True, kw_only=True):
     recipe: str
     parser: str
     source: str
+    submitted_ms: int
+    """A job that was submitted before one that has begun has nothing to say any more."""
     force: bool
     """Also if it has not changed, or is known to be bad."""
 
@@ -98,7 +101,7 @@ class Attempt(msgspec.Struct, frozen=True, kw_only=True):
 class Begun(msgspec.Struct, frozen=True, kw_only=True):
     """What the ledger says to an attempt."""
 
-    verdict: Literal["go", "unchanged", "bad"]
+    verdict: Literal["go", "unchanged", "bad", "superseded"]
     rag: RagRow
     generation: int
     """Of this attempt; of the version that is there, if unchanged."""

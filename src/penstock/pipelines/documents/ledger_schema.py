@@ -43,6 +43,7 @@ _TABLES = (
         new_digest TEXT NOT NULL,
         new_recipe TEXT NOT NULL,
         attempts BIGINT NOT NULL,
+        submitted_ms BIGINT NOT NULL,
         begun_ms BIGINT NOT NULL,
         done_ms BIGINT NOT NULL DEFAULT 0,
         bad_digest TEXT NOT NULL DEFAULT '',

@@ -11,7 +11,7 @@ from msgspec import Meta
 from penstock.errors import DocumentRefused
 from penstock.errors.base import shown
 
-__all__ = ["STATUS_FIELDS", "JobMessage", "JobOptions", "now_text", "read_message"]
+__all__ = ["STATUS_FIELDS", "JobMessage", "JobOptions", "now_text", "read_message", "submitted_ms"]
 
 VERSION = 1
 STATUS_FIELDS = (
@@ -79,6 +79,17 @@ def read_message(payload: object) -> JobMessage:
 def now_text() -> str:
     """The present moment as messages have it, with milliseconds."""
     return datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def submitted_ms(text: str) -> int:
+    """When a message says that it was submitted, in epoch ms; 0 if it cannot be read."""
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError:
+        return 0
+    if moment.tzinfo is None:
+        moment = moment.replace(tzinfo=UTC)
+    return int(moment.timestamp() * 1000)
 
 
 def _refused(why: str) -> DocumentRefused:

@@ -13,9 +13,10 @@ from penstock.app import Penstock
 from penstock.clock import SYSTEM_CLOCK
 from penstock.errors import JobMissing
 from penstock.pipelines.documents import checking, health, searching
-from penstock.pipelines.documents.configuration import RagConfig
+from penstock.pipelines.documents.cancelling import end_cancelled
 from penstock.pipelines.documents.explaining import Explanation, explain
 from penstock.pipelines.documents.folder_sync import FolderSync, SyncReport
+from penstock.pipelines.documents.forgetting import forget
 from penstock.pipelines.documents.intake import Intake
 from penstock.pipelines.documents.ledger_rows import DocumentRow, JobRow
 from penstock.pipelines.documents.metrics import Metrics
@@ -141,7 +142,7 @@ class Documents:
         report, files = await self._syncing.compare(rag, folder)
         if dry_run:
             return msgspec.structs.replace(report, dry_run=True)
-        forgotten = await self._forget(rag, report.gone, files=True) if delete else 0
+        forgotten = await forget(self._workshop, rag, report.gone, files=True) if delete else 0
         submission = await self._syncing.submit(rag, folder, files) if files else None
         refused = submission.refused if submission is not None else ()
         return msgspec.structs.replace(
@@ -155,18 +156,8 @@ class Documents:
         rag = self._workshop.rag(rag_id)
         rows = [await self._workshop.ledger.document(rag_id, one) for one in documents]
         known = [row.doc_id for row in rows if row is not None and row.state != "forgotten"]
-        await self._forget(rag, known, files=files)
+        await forget(self._workshop, rag, known, files=files)
         return known
-
-    async def _forget(self, rag: RagConfig, documents: Sequence[str], *, files: bool) -> int:
-        rows = await self._workshop.ledger.forget(rag.rag_id, documents)
-        processed = self._workshop.folders(rag).processed
-        for row in rows:
-            await self._workshop.remove_points(rag.rag_id, row.doc_id, row.generation)
-            if files and row.stored:
-                await asyncio.to_thread(processed.remove, row.stored)
-                await asyncio.to_thread(processed.remove, f"{row.stored}.meta.json")
-        return len(rows)
 
     # ---- jobs and batches
 
@@ -358,5 +349,4 @@ class Documents:
         record = await self._queue.job(job_id).status()
         row = await self._workshop.ledger.jobs.get(job_id)
         if row is not None and record.status == "cancelled":
-            await self._workshop.ledger.cancelled(row.rag_id, row.doc_id, job_id)
-            await self._workshop.ledger.jobs.end(job_id, "cancelled")
+            await end_cancelled(self._workshop, row, record)

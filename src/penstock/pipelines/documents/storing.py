@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 from dataclasses import dataclass, field
+from pathlib import PurePosixPath
 from typing import Any
 
 import msgspec
@@ -16,7 +18,7 @@ from penstock.stores.files.folder import Folder, Identity
 from penstock.stores.files.moving import candidates
 from penstock.stores.files.naming import with_ending
 
-__all__ = ["Storing"]
+__all__ = ["Storing", "drop_copy"]
 
 _META, _ERROR = ".meta.json", ".error.json"
 _LONGEST_NOTE = 1 << 20
@@ -70,6 +72,7 @@ class Storing:
         """Remove a file from `incoming/` that `processed/` has already, byte by byte."""
         if not case.is_stored and case.place.identity(case.name) == identity:
             case.place.remove(case.name)
+            _leave_place(case)
 
     async def stored_before(self, case: Case, row: DocumentRow, result: dict[str, Any]) -> str:
         """Find a file that an interrupted attempt has moved; empty if it is not there."""
@@ -170,9 +173,26 @@ def _move_one(errand: _Errand) -> str:
     if name is None:
         return ""
     # The ledger has it all: a crash of the machine may cost this note, and costs nothing else.
+    _leave_place(case)
     beside = with_ending(name, errand.ending)
     errand.target.write(beside, _json(errand.note), sync=False, lasting=False)
     return name
+
+
+def drop_copy(case: Case) -> None:
+    """Remove a file that was copied for a job that has no use for it."""
+    if case.is_copy:
+        case.place.remove(case.name)
+        _leave_place(case)
+
+
+def _leave_place(case: Case) -> None:
+    """Remove the folders that were made for a copy, as far as they are empty."""
+    if case.is_copy:
+        parents = [case.place.root / parent for parent in PurePosixPath(case.name).parents]
+        with suppress(OSError):
+            for folder in parents[:-2]:  # `.submitted` and `incoming/` stay
+                folder.rmdir()
 
 
 def _told(case: Case) -> dict[str, Any]:

@@ -10,11 +10,12 @@ from typing import Any, Literal
 import msgspec
 
 from penstock.errors import DocumentError, DocumentRefused, FileRefused
-from penstock.pipelines.documents.case import SUBMITTED, check_extension
+from penstock.pipelines.documents.case import SUBMITTED, Case, check_extension
 from penstock.pipelines.documents.configuration import TYPES, RagConfig
 from penstock.pipelines.documents.ids import new_batch_id, new_job_id
 from penstock.pipelines.documents.message import JobMessage, JobOptions, now_text
 from penstock.pipelines.documents.sending import Sent, send
+from penstock.pipelines.documents.storing import drop_copy
 from penstock.pipelines.documents.workshop import Workshop
 from penstock.redis.keys.queues import Priority
 from penstock.stores.files.folder import Folder
@@ -98,6 +99,7 @@ class Submitting:
             sent = [Sent(job_id="", document=one.document, created=False) for one in messages]
         else:
             sent = await send(self._workshop.queue, messages, words.priority)
+            await asyncio.to_thread(self._drop_copies, rag, messages, sent)
             jobs = [(job.job_id, job.document) for job in sent]
             if jobs:
                 await self._workshop.ledger.jobs.enter(rag.rag_id, batch_id, jobs)
@@ -108,6 +110,14 @@ class Submitting:
             refused=refused,
             dry_run=dry_run,
         )
+
+    def _drop_copies(
+        self, rag: RagConfig, messages: Sequence[JobMessage], sent: Sequence[Sent]
+    ) -> None:
+        """Remove copies whose jobs were not needed: others have the same files in hand."""
+        for message, job in zip(messages, sent, strict=True):
+            if not job.created:
+                drop_copy(Case(self._workshop, message, rag, None))
 
     def _prepare(
         self,
@@ -138,11 +148,10 @@ class Submitting:
             place, name = _place_of(file.path)
         elif not file.place:
             name = f"{SUBMITTED}/{batch_id}/{file.name}"
+            _check_content(file.path, words)
             place.copy_in(file.path, name, max_bytes=rag.max_bytes)
         with place.open(name, max_bytes=rag.max_bytes) as opened:
             digest, size = opened.digest(), opened.size
-        if not size and not words.skip_validation:
-            raise DocumentRefused(f"file {file.name!r} is empty", "ERR_EMPTY_FILE")
         extension = Path(file.name).suffix.lower()
         return JobMessage(
             job_id=new_job_id(rag.rag_id),
@@ -165,6 +174,11 @@ class Submitting:
             source=words.source,
             metadata=dict(words.metadata),
         )
+
+
+def _check_content(path: Path, words: SubmitWords) -> None:
+    if not words.skip_validation and path.is_file() and not path.stat().st_size:
+        raise DocumentRefused(f"file {path.name!r} is empty", "ERR_EMPTY_FILE")
 
 
 def refusal(path: str, error: DocumentError) -> Refusal:

@@ -16,6 +16,7 @@ from penstock.errors import (
     JobMissing,
     PenstockError,
 )
+from penstock.pipelines.documents.cancelling import end_cancelled
 from penstock.pipelines.documents.case import SUBMITTED, Case
 from penstock.pipelines.documents.giving_up import GivingUp
 from penstock.pipelines.documents.ledger_rows import JobRow
@@ -91,7 +92,7 @@ class Tidier(Duty):
             if record.status == "failed":
                 await self._end_failed(row, record)
             else:
-                await self._end_cancelled(row)
+                await end_cancelled(self._workshop, row, record)
 
     async def _end_lost(self, row: JobRow) -> None:
         if await self._workshop.ledger.jobs.end_older(row.job_id, _LOST_MS):
@@ -121,14 +122,6 @@ class Tidier(Duty):
         wanted = case.digest or case.message.digest
         with suppress(DocumentRefused):
             case.identity = await asyncio.to_thread(_identity, case, wanted)
-
-    async def _end_cancelled(self, row: JobRow) -> None:
-        workshop = self._workshop
-        generation = await workshop.ledger.cancelled(row.rag_id, row.doc_id, row.job_id)
-        rag = await workshop.ledger.rag(row.rag_id)
-        if generation and rag is not None:
-            await workshop.vectors.delete_generation(rag.physical, row.doc_id, generation)
-        await workshop.ledger.jobs.end(row.job_id, "cancelled")
 
     async def _finish_forgetting(self) -> None:
         for document in await self._workshop.ledger.forgetting():
