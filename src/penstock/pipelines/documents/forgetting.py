@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 from collections.abc import Sequence
 from pathlib import PurePosixPath
 
@@ -47,7 +46,7 @@ def _remove_versions(processed: Folder, doc_id: str, stored: str) -> None:
     """Remove a document's files: the one that was found, and those of earlier versions."""
     folder, slash, last = stored.rpartition("/")
     stem = PurePosixPath(doc_id).stem
-    for found in os.listdir(processed.root / folder):
+    for found in [entry.name for entry in (processed.root / folder).iterdir()]:
         name = folder + slash + found
         if found == last or (found.startswith(stem) and _document_of(processed, name) == doc_id):
             processed.remove(name)
