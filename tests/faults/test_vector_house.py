@@ -378,6 +378,29 @@ def test_a_collection_that_is_written_over_and_over_does_not_grow_for_ever(tmp_p
     engine.close()
 
 
+def test_others_wait_for_tidying_only_where_much_was_replaced(tmp_path, monkeypatch):
+    monkeypatch.setattr("penstock.stores.vectors.edge_collection._WORTH_TIDYING", 500)
+    engine = EdgeEngine(tmp_path)
+    engine.create("books", DIMENSION)
+    collection = engine.get("books")
+    wanted = []
+    for generation in range(10):
+        fill(engine, 500, generation)  # nothing but new ones
+        engine.flush()
+        wanted.append((collection.wants_tidying, collection.wants_tidying_badly))
+    assert wanted == [(False, False)] + [(True, False)] * 9
+    engine.delete_before("books", "d", 9)
+    for _ in range(10):
+        fill(engine, 500, 9)  # the same again and again
+        engine.flush()
+    assert collection.wants_tidying_badly
+    engine.close()
+    again = EdgeEngine(tmp_path)
+    assert again.describe("books").points == 500
+    assert again.get("books").wants_tidying_badly  # it has not forgotten
+    again.close()
+
+
 def test_a_collection_survives_the_death_of_who_tidies_it(tmp_path, monkeypatch):
     monkeypatch.setattr("penstock.stores.vectors.edge_collection._EXACT_BELOW", 1_000)
     engine = EdgeEngine(tmp_path)

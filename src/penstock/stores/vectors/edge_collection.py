@@ -32,8 +32,7 @@ DOCUMENT, GENERATION = "document", "generation"
 _EXACT_BELOW = 50_000
 # How many points of the graph a search compares at least: more find more, and take longer.
 _CANDIDATES = 256
-# When so many points have been written since the last time, or as many as there are, what was
-# replaced and deleted is worth clearing away.
+# When so many points have been written since the last time, there may be something to clear away.
 _WORTH_TIDYING = 20_000
 # The engine compares generations as floats.
 _LAST_GENERATION = 2**53
@@ -61,7 +60,7 @@ class EdgeCollection:
         self._shard: qdrant.EdgeShard | None = None
         self._points = 0
         self._dirty = False
-        self._written = self._written_before()
+        self._written = self._written_then = self._written_before()
         self.resting = False
         """Whether another process has it: nothing but `info` may be called then."""
 
@@ -87,11 +86,12 @@ class EdgeCollection:
 
     @property
     def wants_tidying(self) -> bool:
-        return self._written > max(_WORTH_TIDYING, self._points)
+        """When it has doubled, or as much has been replaced as half of it."""
+        return self._written > max(_WORTH_TIDYING, self._points // 2)
 
     @property
     def wants_tidying_badly(self) -> bool:
-        """So that it is worth to let others wait."""
+        """When so much has been replaced that others have to wait: its size must have an end."""
         return self._written > 4 * max(_WORTH_TIDYING, self._points)
 
     def info(self) -> CollectionInfo:
@@ -173,6 +173,9 @@ class EdgeCollection:
             return False
         self._shard.flush()
         self._dirty = False
+        if self._written - self._written_then > max(_WORTH_TIDYING, self._points) // 10:
+            # It takes longer the more there are: only when it can have changed by much.
+            self._points, self._written_then = self._shard.info().points_count, self._written
         (self.folder / "written").write_bytes(str(self._written).encode())
         return True
 
@@ -198,7 +201,7 @@ class EdgeCollection:
 
     def put_off(self) -> None:
         """Try to tidy after as many writes again."""
-        self._written = 0
+        self._written = self._written_then = 0
 
     def _open(self) -> qdrant.EdgeShard:
         if self.resting:
