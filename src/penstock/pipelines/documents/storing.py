@@ -102,7 +102,7 @@ class Storing:
 
     def _find_aside(self, case: Case, body: dict[str, Any]) -> bool:
         folder, digest = case.folders.failed, case.digest or case.message.digest
-        for name in candidates(case.name, case.message.job_id):
+        for name in candidates(case.goes_by, case.message.job_id):
             beside = with_ending(name, _ERROR)
             try:
                 with folder.open(name, max_bytes=case.rag.max_bytes) as file:
