@@ -20,6 +20,7 @@ from penstock.pipelines.documents.submitting import (
 )
 from penstock.pipelines.documents.workshop import Workshop, recipe_of
 from penstock.stores.files.folder import Folder
+from penstock.stores.files.naming import escaped
 
 __all__ = ["FolderSync", "SyncReport"]
 
@@ -60,7 +61,7 @@ class FolderSync:
 
 def source_of(folder: Path) -> str:
     """By which documents are known to come from this folder."""
-    return str(folder.resolve())
+    return escaped(str(folder.resolve()))
 
 
 def _compare(

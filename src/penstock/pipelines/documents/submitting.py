@@ -19,6 +19,7 @@ from penstock.pipelines.documents.storing import drop_copy
 from penstock.pipelines.documents.workshop import Workshop
 from penstock.redis.keys.queues import Priority
 from penstock.stores.files.folder import Folder
+from penstock.stores.files.naming import escaped
 
 __all__ = ["Given", "Refusal", "Submission", "SubmitWords", "Submitting"]
 
@@ -157,8 +158,8 @@ class Submitting:
             job_id=new_job_id(rag.rag_id),
             rag_id=rag.rag_id,
             source_path=self._workshop.path_of(rag, name, file.place or "incoming"),
-            source_type=TYPES.get(extension, extension.lstrip(".")),
-            filename=file.name.rpartition("/")[2],
+            source_type=TYPES.get(extension, escaped(extension.lstrip("."))),
+            filename=escaped(file.name.rpartition("/")[2]),
             submitted_at=now_text(),
             submitted_by=words.submitted_by,
             options=JobOptions(
@@ -183,7 +184,10 @@ def _check_content(path: Path, words: SubmitWords) -> None:
 
 def refusal(path: str, error: DocumentError) -> Refusal:
     return Refusal(
-        path=path, error=str(error), error_code=error.error_code, suggestions=error.suggestions
+        path=escaped(path),
+        error=str(error),
+        error_code=error.error_code,
+        suggestions=error.suggestions,
     )
 
 

@@ -99,6 +99,9 @@ class Workshop:
 
     def rag(self, rag_id: str) -> RagConfig:
         """RagMissing or ConfigurationWrong if it cannot be used."""
+        if rag_id not in self.config.rags:
+            # It may be newer than our last look: a job for it must not fail for good.
+            self._looked_at = -_LOOK_S
         return self.config.rag(rag_id)
 
     def folders(self, rag: RagConfig) -> Folders:
