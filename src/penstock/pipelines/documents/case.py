@@ -6,6 +6,7 @@ from pathlib import PurePosixPath
 
 import msgspec
 
+from penstock.clock import SYSTEM_CLOCK
 from penstock.errors import UnsupportedFile
 from penstock.pipelines.documents.configuration import RagConfig
 from penstock.pipelines.documents.ledger_rows import Attempt, JobRow
@@ -37,6 +38,9 @@ class Case:
         self.goes_by = _without_batch(self.name)
         """The name of the file, there and wherever it goes."""
         self.doc_id = message.document or Folder.label(self.goes_by)
+        # What lies in `incoming/` itself is the latest, whenever its job was submitted.
+        dated = self.is_copy or self.is_stored
+        self.since_ms = submitted_ms(message.submitted_at) if dated else SYSTEM_CLOCK.wall_ms()
         self.progress = Progress(job)
         self.retries = job.attempt - 1 if job is not None else 0
         self.max_retries = max(job.max_attempts - 1, 0) if job is not None else message.max_retries
@@ -87,7 +91,7 @@ class Case:
             recipe=self.recipe,
             parser=parser_version(),
             source=self.message.source,
-            submitted_ms=submitted_ms(self.message.submitted_at),
+            submitted_ms=self.since_ms,
             force=self.message.options.reindex,
         )
 

@@ -9,6 +9,7 @@ import msgspec
 
 from penstock.pipelines.documents.configuration import RagConfig
 from penstock.pipelines.documents.ledger_rows import JobRow, RagRow
+from penstock.pipelines.documents.message import STATUS_FIELDS
 from penstock.queues.records import JobRecord
 
 __all__ = ["BatchView", "FileView", "RagView", "status_of"]
@@ -146,6 +147,13 @@ def file_view(row: JobRow, record: JobRecord | None) -> FileView:
 def status_of(record: JobRecord) -> dict[str, Any]:
     """The status body of seed 002, with how far the job is."""
     view = record.seed_view()
+    view |= {name: record.fields[name] for name in STATUS_FIELDS if name in record.fields}
+    if view["error_type"]:
+        view["error_type"] = view["error_type"].rpartition(".")[2]
+    # Texts of the message, however much they look like numbers.
+    view |= {name: record.fields[name] for name in STATUS_FIELDS if name in record.fields}
+    if view["error_type"]:
+        view["error_type"] = view["error_type"].rpartition(".")[2]
     for name in ("chunks_created", "embeddings_generated", "tokens_used"):
         view.setdefault(name, 0)
     progress = record.progress
