@@ -20,6 +20,7 @@ from penstock.topics.consumer import Consumer
 from penstock.topics.subscription import Subscription
 from penstock.topics.topic import Topic
 
+from .documents_kit import library, open_library  # noqa: F401  fixtures
 from .shell import Shell
 
 
