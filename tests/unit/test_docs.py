@@ -34,7 +34,12 @@ def programs():
 
 @pytest.mark.parametrize(("code", "shown"), list(programs()))
 def test_examples_run_and_print_what_the_page_shows(code, shown, tmp_path):
-    environ = {**os.environ, "PENSTOCK_HOME": str(tmp_path), "PENSTOCK_EMBEDDED_LINGER_S": "0"}
+    environ = {
+        **os.environ,
+        "PENSTOCK_HOME": str(tmp_path),
+        "PENSTOCK_EMBEDDED_LINGER_S": "0",
+        "PENSTOCK_VECTORS_LINGER_S": "1",
+    }
     run = subprocess.run(
         [sys.executable, "-W", "error", "-c", code],
         capture_output=True,
