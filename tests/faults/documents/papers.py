@@ -177,3 +177,10 @@ def write_papers(folder: Path, count: int, *, debian: int = 0) -> list[Paper]:
     for number in range(len(papers), count):
         papers.append(write_paper(folder, number, KINDS[number % len(KINDS)]))
     return papers
+
+
+def write_notes(folder: Path, count: int, *, words: int = 120, first: int = 0) -> list[Paper]:
+    """So many files that are quick to read."""
+    folder.mkdir(parents=True, exist_ok=True)
+    numbers = range(first, first + count)
+    return [write_paper(folder, n, ("md", "txt")[n % 2], words=words) for n in numbers]

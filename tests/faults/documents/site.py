@@ -118,6 +118,7 @@ class Site:
             "backoff": BACKOFF,
             "tidy_s": 0.5,
             "settled_ms": 1_000,
+            "embedder_s": 0.5,
             "crash": "",
             "poison": False,
             "pause_s": 0.0,
@@ -255,6 +256,41 @@ class Site:
         except AssertionError:
             raise AssertionError(await self.state(batch_id)) from None
 
+    async def comes_to(self, job_id: str, within_s: float = 30.0, **facts) -> dict:
+        """Wait until a job's status says so; the status then."""
+
+        async def so():
+            status = await self.documents.status(job_id)
+            return status if facts.items() <= status.items() else None
+
+        try:
+            return await eventually(so, within_s, what=f"{facts}")
+        except AssertionError:
+            raise AssertionError(
+                f"{facts}: {await self.documents.status(job_id)}\n{self.hands[-1].log[-3000:]}"
+            ) from None
+
+    async def takes_in(self, folder: Path, *, workers: int = 1):
+        """Submit all of a folder and let workers begin; the submission, and the chunks of each."""
+        expected = await self.fresh_counts(within(folder))
+        submission = await self.submit(folder)
+        await self.hire(workers)
+        return submission, expected
+
+    async def goes_on(self, batch_id: str, by: int, within_s: float = 60.0) -> bool:
+        """Wait until so many more files have ended; False if all have."""
+        began = (await self.documents.batch(batch_id)).ended
+
+        async def so():
+            view = await self.documents.batch(batch_id)
+            return view if view.is_final or view.ended >= began + by else None
+
+        try:
+            view = await eventually(so, within_s, what="progress")
+        except AssertionError:
+            raise AssertionError(await self.state(batch_id)) from None
+        return not view.is_final
+
     async def view(self, batch_id: str) -> BatchView | None:
         try:
             return await self.documents.batch(batch_id)
@@ -347,6 +383,10 @@ class Site:
                 (best, *_) = await self.documents.search(RAG, paper.sentence, top_k=3)
                 assert best.document == paper.name, (paper, best)
                 assert paper.sentence in best.text
+
+
+def within(folder: Path) -> list[Path]:
+    return sorted(folder.iterdir())
 
 
 def write_rag(home: Path, **sections) -> None:

@@ -13,7 +13,7 @@ from topics.worker import serve
 from penstock import Penstock
 from penstock.delivery.retries import RetryPolicy
 from penstock.errors import DocumentRefused
-from penstock.pipelines.documents import sending, tidying
+from penstock.pipelines.documents import holding_back, sending, tidying
 from penstock.pipelines.documents.embedding import builtin
 from penstock.pipelines.documents.indexing import Indexer
 from penstock.pipelines.documents.intake import Intake
@@ -86,6 +86,7 @@ def hurry(told: dict) -> None:
         give_up_on=(DocumentRefused,),
     )
     tidying._EVERY_S, tidying._SETTLED_MS = told["tidy_s"], told["settled_ms"]
+    holding_back._EMBEDDER_S = told["embedder_s"]
 
 
 def plant_crash(point: str) -> None:

@@ -147,15 +147,15 @@ def file_view(row: JobRow, record: JobRecord | None) -> FileView:
 def status_of(record: JobRecord) -> dict[str, Any]:
     """The status body of seed 002, with how far the job is."""
     view = record.seed_view()
-    view |= {name: record.fields[name] for name in STATUS_FIELDS if name in record.fields}
-    if view["error_type"]:
-        view["error_type"] = view["error_type"].rpartition(".")[2]
     # Texts of the message, however much they look like numbers.
     view |= {name: record.fields[name] for name in STATUS_FIELDS if name in record.fields}
     if view["error_type"]:
         view["error_type"] = view["error_type"].rpartition(".")[2]
     for name in ("chunks_created", "embeddings_generated", "tokens_used"):
         view.setdefault(name, 0)
+    if record.status in {"processing", "retrying"} and record.error_code:
+        # Why it is tried again: the same words as when it is given up.
+        view |= {"error_code": record.error_code, "suggestions": list(record.suggestions)}
     progress = record.progress
     if record.status in {"processing", "retrying"}:
         view["stage"] = progress.note or record.status
