@@ -37,7 +37,7 @@ async def forget(
     processed = workshop.folders(rag).processed
     for row in rows:
         if files and row.stored:
-            await asyncio.to_thread(_remove_versions, processed, row.doc_id, row.stored)
+            await asyncio.to_thread(_remove_versions, processed, row.doc_id, row.file)
         await workshop.remove_points(rag.rag_id, row.doc_id, row.generation)
     return len(rows)
 

@@ -209,7 +209,7 @@ class Intake:
         case.generation = former.sealed
         result = {"document": case.doc_id, "generation": former.sealed, "unchanged": True}
         if former.state == "indexed" and self.storing.is_stored(case, former):
-            stored = former.stored
+            stored = former.file
             self.storing.discard(case, file.identity)
         else:
             stored = await self.storing.store(case, file.identity, result)
@@ -243,7 +243,7 @@ class Intake:
             await ledger.done(
                 case.attempt,
                 row.sealed,
-                stored=stored or row.stored,
+                stored=stored or row.file,
                 chunks=row.chunks,
                 duplicate_of=row.duplicate_of,
             )

@@ -28,6 +28,7 @@ from penstock.pipelines.documents.ledger_sql import (
     marks,
     rag_of,
 )
+from penstock.stores.files.naming import escaped
 from penstock.stores.tables.port import Row, Tables, Transaction
 
 __all__ = ["Ledger", "Version"]
@@ -176,13 +177,13 @@ class Ledger:
                 "UPDATE rag_documents SET state = 'indexed', stored = ?, duplicate_of = ?, "
                 "done_ms = ?, bad_digest = '', bad_parser = '', error_code = '', error = '' "
                 "WHERE rag_id = ? AND doc_id = ? AND sealed = ? AND state IN ('sealed', 'indexed')",
-                *(stored, duplicate_of, now, attempt.rag_id, attempt.doc_id, generation),
+                *(escaped(stored), duplicate_of, now, attempt.rag_id, attempt.doc_id, generation),
             )
             # One that was superseded meanwhile has been stored all the same.
             tables.execute(
                 "UPDATE rag_documents SET stored = ? "
                 "WHERE rag_id = ? AND doc_id = ? AND sealed = ? AND state = 'processing'",
-                *(stored, attempt.rag_id, attempt.doc_id, generation),
+                *(escaped(stored), attempt.rag_id, attempt.doc_id, generation),
             )
             end_job(tables, attempt, "done", now, chunks=chunks)
 

@@ -6,6 +6,8 @@ from typing import Literal
 
 import msgspec
 
+from penstock.stores.files.naming import unescaped
+
 __all__ = ["Attempt", "Begun", "DocumentRow", "JobRow", "RagRow", "Sealed", "columns"]
 
 DocumentState = Literal[
@@ -65,6 +67,11 @@ class DocumentRow(msgspec.Struct, frozen=True, kw_only=True):
     bad_parser: str
     error_code: str
     error: str
+
+    @property
+    def file(self) -> str:
+        """The name in `processed/` of the version that is found; `stored` is the same as text."""
+        return unescaped(self.stored)
 
 
 class JobRow(msgspec.Struct, frozen=True, kw_only=True):

@@ -136,7 +136,7 @@ def _message(workshop: Workshop, rag: RagConfig, row: RagRow, document: Document
     return JobMessage(
         job_id=new_job_id(rag.rag_id),
         rag_id=rag.rag_id,
-        source_path=workshop.path_of(rag, document.stored or document.doc_id, "processed"),
+        source_path=workshop.path_of(rag, document.file or document.doc_id, "processed"),
         source_type=document.type,
         filename=document.doc_id.rpartition("/")[2],
         submitted_at=now_text(),

@@ -34,8 +34,8 @@ async def recheck(workshop: Workshop, *, last_ms: int = _LAST_MS) -> list[str]:
             root = workshop.folders(rag).processed.root
             files = [
                 Given(
-                    path=root / document.stored,
-                    name=document.stored,
+                    path=root / document.file,
+                    name=document.file,
                     place="processed",
                     document=document.doc_id,
                 )

@@ -63,7 +63,7 @@ class Storing:
         if not row.stored:
             return False
         try:
-            with case.folders.processed.open(row.stored, max_bytes=case.rag.max_bytes) as file:
+            with case.folders.processed.open(row.file, max_bytes=case.rag.max_bytes) as file:
                 return file.size == row.size and file.digest() == row.digest
         except DocumentError:
             return False
