@@ -19,7 +19,8 @@ HURRIED = {
 # Starts each command as a fork of itself, so that all is imported once: that takes longest.
 NURSERY = """
 import json, os, sys
-from penstock.interfaces.cli import dlq, feed, group, job, limit, queue, run, server, topic, window
+from penstock.interfaces.cli import dlq, feed, group, ingest, job, limit, queue, rag, run, server
+from penstock.interfaces.cli import topic, window
 from penstock.interfaces.cli.main import main
 for line in sys.stdin:
     order = json.loads(line)
