@@ -213,7 +213,7 @@ def _check_prolog(head: bytes, name: str) -> None:
     at = 0
     while skipped := _BEFORE_ROOT.match(text, at):
         at = skipped.end()
-    if text[at : at + 2] == "<!":
+    if text.startswith("<!", at) and not text.startswith("<!--", at):
         raise ParseError(
             f"{name} declares a document type, which no DOCX has",
             "ERR_XML_DOCTYPE",
@@ -225,12 +225,12 @@ def _check_prolog(head: bytes, name: str) -> None:
 
 def _xml_error(error: SyntaxError) -> ParseError:
     told = str(error)
-    if "huge" in told.lower() or "too long" in told or "Buffer size" in told:
+    if "depth" in told.lower():
+        return _invalid("the document is nested too deeply")
+    if "huge" in told.lower() or "too long" in told:
         return ParseError(
             "a single piece of text in the document is longer than 10 million characters",
             "ERR_TOO_MUCH_TEXT",
             ("Divide the document into several",),
         )
-    if "depth" in told.lower():
-        return _invalid("the document is nested too deeply")
     return _invalid(f"the document's XML is broken: {told[:200]}")

@@ -61,7 +61,8 @@ def _lines(text: str) -> Iterator[tuple[int, str]]:
 def _cut(line: str, most: int) -> Iterator[tuple[int, str]]:
     at = 0
     while len(line) - at > most:
-        end = _place(line, at + most // 2, at + most)
+        # The wider the choice, the sooner two versions of a text choose the same place again.
+        end = _place(line, at + most // 4, at + most)
         yield at, line[at:end]
         at = end
     yield at, line[at:]

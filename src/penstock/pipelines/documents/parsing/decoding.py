@@ -184,8 +184,15 @@ def _guessed(data: bytes) -> tuple[str, list[str]]:
     sample = _telling(data)
     best = from_bytes(sample, cp_isolation=list(_CANDIDATES)).best()
     encoding = best.encoding if best is not None else "cp1252"
+    if encoding == "cp1250" and not _CP1250_ONLY.search(sample) and _LATIN2_LETTERS.search(sample):
+        encoding = "iso8859_2"
     text, warnings = _decoded(data, encoding)
     return text, [f"the encoding was guessed: {encoding}", *warnings]
+
+
+# The two are one but for these: letters of Latin-2, which in Windows-1250 lie elsewhere.
+_CP1250_ONLY = re.compile(rb"[\x80-\x9f]")
+_LATIN2_LETTERS = re.compile(rb"[\xa1\xa5\xa6\xac\xb1\xb5\xb6\xbc]")
 
 
 def _telling(data: bytes) -> bytes:

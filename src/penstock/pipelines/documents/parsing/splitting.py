@@ -72,19 +72,24 @@ class _Span(NamedTuple):
 class _Run:
     """Text that is filled into chunks from its beginning."""
 
-    __slots__ = ("headings", "length", "only_headings", "spans")
+    __slots__ = ("headings", "leading", "length", "spans")
 
     def __init__(self, headings: tuple[str, ...]) -> None:
         self.spans: list[_Span] = []
         self.length = 0
         self.headings = headings
-        self.only_headings = True
+        self.leading = 0
+        """Spans at its beginning that are headings."""
+
+    @property
+    def only_headings(self) -> bool:
+        return self.leading == len(self.spans)
 
     def add(self, span: _Span) -> None:
+        if self.only_headings and _is_heading(span.block):
+            self.leading += 1
         self.spans.append(span)
         self.length += len(span.text) + 2
-        if self.only_headings:
-            self.only_headings = _is_heading(span.block)
 
     def pieces(self, size: int, overlap: int) -> list[_Piece]:
         """The run in pieces of at most `size` characters."""
@@ -106,7 +111,17 @@ class _Run:
             stripped = text.strip()
             begin = text.find(stripped)
             return [self._piece(places, begin, stripped)] if stripped else []
-        return [self._piece(places, begin, part) for begin, part in _indices(text, size, overlap)]
+        head = places[self.leading] if self.leading < len(places) else 0
+        if not 0 < head <= size // 2:
+            parts = _indices(text, size, overlap)
+            return [self._piece(places, begin, part) for begin, part in parts]
+        # The splitter would rather leave a heading alone than cut the paragraph after it.
+        (at, first), *parts = _indices(text[head:], size - head, overlap)
+        start = len(text) - len(text.lstrip())
+        return [
+            self._piece(places, start, text[start : head + at + len(first)]),
+            *(self._piece(places, head + begin, part) for begin, part in parts),
+        ]
 
     def _piece(self, places: list[int], begin: int, text: str) -> _Piece:
         spans = self.spans
@@ -223,7 +238,7 @@ def _join(first: _Piece, second: _Piece, size: int, singles: bool) -> _Piece | N
 
 def _joint_kind(first: _Piece, second: _Piece, short: int, singles: bool) -> Kind | None:
     if first.kind == "text" and second.kind != "text":
-        if second.kind == "code" and len(second.text) <= short < len(first.text):
+        if second.kind == "code" and len(second.text) <= min(short, len(first.text)):
             return "text"
         return second.kind if len(first.text) <= short else None
     if second.kind != "text" or first.kind == "table" or not singles:
@@ -256,21 +271,22 @@ def _whole_or_lines(block: Block, size: int) -> list[_Piece]:
     room = size - len(head)
     pieces: list[_Piece] = []
     for at, part in pack(text[len(head) :], room):
-        trimmed = part.rstrip()
-        begin = start + len(head) + at
-        for offset, shown in [(0, trimmed)] if len(trimmed) <= room else _indices(trimmed, room, 0):
-            end = begin + offset + len(shown)
-            pieces.append(
-                _Piece(
-                    head + shown,
-                    begin + offset if pieces else start,
-                    end,
-                    kind,
-                    page,
-                    headings,
-                )
-            )
+        for offset, shown in _within(part.rstrip(), room):
+            begin = start + len(head) + at + offset
+            end = begin + len(shown)
+            first = begin if pieces else start
+            pieces.append(_Piece(head + shown, first, end, kind, page, headings))
     return pieces
+
+
+def _within(lines: str, room: int) -> Iterator[tuple[int, str]]:
+    """Lines as they are, or one line that is too long in pieces."""
+    if len(lines) > room:
+        for at, span in spans_of(lines, RUN_TO * room):
+            for offset, part in _indices(span, room, 0):
+                yield at + offset, part
+    elif lines:
+        yield 0, lines
 
 
 def _head_of(table: str, size: int) -> str:
