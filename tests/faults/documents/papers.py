@@ -24,6 +24,8 @@ TRADES = "violin telescope kimono saxophone compass lantern carpet trumpet clock
 DEBIAN = Path("/usr/share/doc")
 KINDS = ("pdf", "docx", "md", "txt", "html")
 LARGEST = 60_000
+POISON = "POISON"
+"""A worker that is told so ends when it wants a vector of a text with this word."""
 
 
 _words, _animals, _cities, _trades = map(str.split, (WORDS, ANIMALS, CITIES, TRADES))

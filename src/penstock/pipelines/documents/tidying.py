@@ -25,6 +25,7 @@ from penstock.pipelines.documents.rebuilding import Rebuilding
 from penstock.pipelines.documents.rechecking import recheck
 from penstock.pipelines.documents.sending import QUEUE
 from penstock.pipelines.documents.storing import Storing
+from penstock.pipelines.documents.views import CRASHED, code_of
 from penstock.pipelines.documents.workshop import Workshop
 from penstock.queues.records import JobRecord
 from penstock.runtime.duty import Duty
@@ -102,7 +103,7 @@ class Tidier(Duty):
         """A job that was buried without its handler: its process died too often, or ran out."""
         error = DocumentError(
             record.error or "its worker died again and again",
-            record.error_code or "ERR_WORKER_CRASHED",
+            code_of(record) or CRASHED,
             record.suggestions or ("Queue it again with: penstock ingest retry",),
         )
         try:

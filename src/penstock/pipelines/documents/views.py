@@ -12,7 +12,7 @@ from penstock.pipelines.documents.ledger_rows import JobRow, RagRow
 from penstock.pipelines.documents.message import STATUS_FIELDS
 from penstock.queues.records import JobRecord
 
-__all__ = ["BatchView", "FileView", "RagView", "status_of"]
+__all__ = ["CRASHED", "BatchView", "FileView", "RagView", "code_of", "status_of"]
 
 
 class FileView(msgspec.Struct, frozen=True, kw_only=True):
@@ -113,6 +113,10 @@ class RagView(msgspec.Struct, frozen=True, kw_only=True):
     """Why what is indexed is not what its file asks for."""
 
 
+CRASHED = "ERR_WORKER_CRASHED"
+"""The code of a document whose worker died at its last attempt."""
+_DIED = "Crashed"
+"""What the queue says then."""
 _ENDED = frozenset({"done", "failed", "cancelled", "expired", "lost"})
 
 
@@ -140,8 +144,14 @@ def file_view(row: JobRow, record: JobRecord | None) -> FileView:
         embeddings_generated=int(counts.get("embeddings_generated", 0)),
         tokens_used=int(counts.get("tokens_used", 0)),
         error=record.error if record.status != "done" else "",
-        error_code=record.error_code if record.status != "done" else "",
+        error_code=code_of(record) if record.status != "done" else "",
     )
+
+
+def code_of(record: JobRecord) -> str:
+    """Why a job has failed, also if nobody was left to say so."""
+    # What it may have failed of before is still in its record.
+    return CRASHED if record.error_type == _DIED else record.error_code
 
 
 def status_of(record: JobRecord) -> dict[str, Any]:
@@ -156,6 +166,8 @@ def status_of(record: JobRecord) -> dict[str, Any]:
     if record.status in {"processing", "retrying"} and record.error_code:
         # Why it is tried again: the same words as when it is given up.
         view |= {"error_code": record.error_code, "suggestions": list(record.suggestions)}
+    if record.status == "failed":
+        view["error_code"] = code_of(record) or None
     progress = record.progress
     if record.status in {"processing", "retrying"}:
         view["stage"] = progress.note or record.status
