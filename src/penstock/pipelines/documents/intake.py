@@ -269,14 +269,17 @@ class Intake:
         document = await workshop.ledger.document(case.rag.rag_id, case.doc_id)
         if row is None or row.shadow != message.target or document is None or not document.sealed:
             # Swapped, given up or forgotten meanwhile.
-            await workshop.ledger.end_job(case.attempt, "done")
-            return {"document": case.doc_id, "superseded": True}
+            return await self._copied_later(case)
         await workshop.vectors.create(row.shadow, row.shadow_dimension)
         case.recipe = recipe_of(case.rag, row.shadow_model)
         embedder: Embedder = await workshop.embedder(case.rag, row.shadow_embeddings)
+        if document.digest != message.digest:
+            return await self._copied_later(case)
         with case.place.open(case.name, max_bytes=case.rag.max_bytes) as file:
             case.digest = await _digest(file)
             if case.digest != document.digest:
+                if document.state in {"sealed", "processing"}:
+                    return await self._copied_later(case)
                 raise DocumentRefused(
                     f"{case.name!r} in processed/ is not the file that was indexed any more",
                     "ERR_STORED_CHANGED",
@@ -294,6 +297,11 @@ class Intake:
         await self._rebuilding.advance(case.rag)
         self._indexer.forget_parts(case)
         return {"document": case.doc_id, "chunks_created": indexed.chunks}
+
+    async def _copied_later(self, case: Case) -> dict[str, Any]:
+        """End a job whose copy is not wanted any more; if another is, a later job makes it."""
+        await self._workshop.ledger.end_job(case.attempt, "done")
+        return {"document": case.doc_id, "superseded": True}
 
 
 async def _digest(file: OpenFile) -> str:

@@ -23,6 +23,7 @@ __all__ = ["Rebuild", "Rebuilding"]
 logger = logging.getLogger(__name__)
 
 _PAGE = 500
+_INCOMPLETE, _NO_REBUILD = "ERR_REBUILD_INCOMPLETE", "ERR_NO_REBUILD"
 
 
 class Rebuild(msgspec.Struct, frozen=True, kw_only=True):
@@ -72,13 +73,15 @@ class Rebuilding:
         if await ledger.jobs.unended_of(row.batch_id):
             return None
         missing = await ledger.rebuilds.missing(rag.rag_id, row.shadow, 1)
-        if not missing:
-            await self.swap(rag)
-            return None
-        failed = await ledger.jobs.failed_of(row.batch_id)
-        if failed:
+        if missing and await ledger.jobs.failed_of(row.batch_id):
             return None  # somebody has to look at these first: `explain` tells
-        return await self._fill(rag, row)
+        try:
+            return await self._fill(rag, row)
+        except DocumentRefused as error:
+            if error.error_code not in {_INCOMPLETE, _NO_REBUILD}:
+                raise
+            # Another document was sealed at this moment, or another worker has swapped.
+            return None
 
     async def swap(self, rag: RagConfig, *, force: bool = False) -> RagRow:
         """Let the new collection take over; DocumentRefused if it is not complete.
@@ -88,7 +91,7 @@ class Rebuilding:
         workshop = self._workshop
         row = await workshop.ledger.rag(rag.rag_id)
         if row is None or not (row.shadow or row.former):
-            raise DocumentRefused(f"RAG {rag.rag_id!r} is not being rebuilt", "ERR_NO_REBUILD")
+            raise DocumentRefused(f"RAG {rag.rag_id!r} is not being rebuilt", _NO_REBUILD)
         if row.shadow:
             swapped = await workshop.ledger.rebuilds.swap(rag.rag_id, row.shadow, force=force)
             if swapped is None:
@@ -96,7 +99,7 @@ class Rebuilding:
                 names = ", ".join(document.doc_id for document in missing[:3])
                 raise DocumentRefused(
                     f"{len(missing)} documents are not in the new collection yet: {names} …",
-                    "ERR_REBUILD_INCOMPLETE",
+                    _INCOMPLETE,
                     ("Wait for its jobs, or look at those that failed: penstock ingest explain",),
                 )
             row = swapped
@@ -113,7 +116,9 @@ class Rebuilding:
         if not missing:
             await self.swap(rag)
             return _rebuild(row, 0, 0, swapped=True)
-        messages = [_message(workshop, rag, row, document) for document in missing]
+        # The file of one that is sealed and no more is on its way to `processed/`.
+        there = [document for document in missing if document.state != "sealed"]
+        messages = [_message(workshop, rag, row, document) for document in there]
         sent: list[Sent] = await send(workshop.queue, messages)
         await ledger.jobs.enter(
             rag.rag_id, row.batch_id, [(job.job_id, job.document) for job in sent]
