@@ -5,8 +5,8 @@ from contextlib import closing
 
 import pytest
 
+from .office import Office
 from .shell import all_refused, refused
-from .test_cli_ingest import Office
 
 
 @pytest.fixture

@@ -17,6 +17,8 @@ from penstock.settings import EmbeddedSettings
 from penstock.testing.processes import is_alive, processes_in
 from penstock.testing.servers import wait_until
 
+from .office import HURRIED, processes_of
+
 PENSTOCK = [sys.executable, "-m", "penstock"]
 # Makes standard input the terminal that controls the process, as a shell does.
 ON_TERMINAL = [
@@ -38,6 +40,7 @@ def environ(home):
         "PENSTOCK_WORKER_HEARTBEAT_S": "0.1",
         "PENSTOCK_WORKER_HEARTBEAT_TTL_S": "1",
         "PENSTOCK_HEALTH_TIMEOUT_S": "5",
+        **HURRIED,
     }
 
 
@@ -75,18 +78,24 @@ class Up:
         wait_until(lambda: any("stops it" in line for line in self.said), what="the greeting")
         return self.wait_worker()
 
-    def wait_worker(self, other_than=None):
-        """The pid of the worker that is listed as ready."""
+    def wait_worker(self, other_than=None, queues=()):
+        """The pid of the worker for these queues that is listed as ready."""
 
         def ready():
             found = {
                 view["about"]["pid"]
                 for view in self.ask("workers")
-                if view["alive"] and view["about"]["ready"]
+                if view["alive"]
+                and view["about"]["ready"]
+                and view["about"]["load"]["queues"] == list(queues)
             }
             return next(iter(found - {other_than}), None)
 
         return wait_until(ready, what="a worker", timeout_s=15)
+
+    def wait_documents(self, other_than=None):
+        """The pid of the worker for documents."""
+        return self.wait_worker(other_than, ["rag:ingest:queue"])
 
     def wait_end(self, within_s=8.0):
         code = self.process.wait(within_s)
@@ -112,6 +121,10 @@ def up(environ):
         if each.process.poll() is None:
             each.process.kill()
             each.wait_end()
+
+
+def incoming(home):
+    return home / "documents" / "sources" / "default" / "incoming"
 
 
 def nothing_left(home, within_s=LINGER_S + 5):
@@ -198,7 +211,7 @@ def test_two_of_them_share_one_server(up, home):
     first, second = up(), up()
     first.wait_ready()
     second.wait_ready()
-    wait_until(lambda: len(first.ask("workers")) == 2, what="both workers", timeout_s=15)
+    wait_until(lambda: len(first.ask("workers")) == 4, what="all workers", timeout_s=15)
     assert len(processes_in(home, "valkey-server")) == 1
     first.process.terminate()
     assert first.wait_end() == 0
@@ -243,7 +256,11 @@ def test_in_json_every_line_is_an_object(up, home):
     running.process.terminate()
     assert running.wait_end() == 0
     [greeting] = map(json.loads, running.said)
-    assert greeting == {"address": f"unix://{home}/valkey.sock", "status": "healthy"}
+    assert greeting == {
+        "address": f"unix://{home}/valkey.sock",
+        "status": "healthy",
+        "incoming": str(incoming(home)),
+    }
     assert all(json.loads(line)["level"] for line in running.logged)
 
 
@@ -258,7 +275,7 @@ def test_it_runs_on_another_server_and_leaves_that_alone(up, home, start_server)
     assert running.wait_end() == 0
     assert not is_alive(worker)
     assert server.is_running
-    assert not home.exists()
+    assert not (home / "valkey.sock").exists()
     assert "s3cr3t" not in "".join(running.said + running.logged)
 
 
@@ -267,3 +284,71 @@ def test_a_server_that_cannot_be_reached_is_one_line(up):
     assert running.wait_end() == 4
     assert running.logged[-1].startswith("penstock: 127.0.0.1:1")
     assert not running.said
+
+
+def test_a_file_that_is_dropped_is_found_seconds_later_and_ctrl_c_leaves_no_process(up, home):
+    running = up()
+    running.wait_ready()
+    assert f"Drop a file into {incoming(home)}/ and ask:\n" in running.said
+    assert any("ingest search --rag default 'your question'" in line for line in running.said)
+    incoming(home).joinpath("pets.md").write_text("# Pets\n\nDogs may come on Fridays.\n")
+
+    def search():
+        return running.ask("ingest", "search", "--rag", "default", "when may dogs come?")
+
+    [found] = wait_until(search, what="the document", timeout_s=20)
+    assert found["document"] == "pets.md"
+    assert len(processes_of(home)) >= 4, "server, keeper, engine of the vectors, workers, parser"
+    running.process.send_signal(signal.SIGINT)
+    assert running.wait_end() == 0
+    wait_until(lambda: not processes_of(home), what="the end of all", timeout_s=LINGER_S + 5)
+    assert not any("Traceback" in line for line in running.logged)
+
+
+def test_a_killed_worker_for_documents_is_replaced(up, home):
+    running = up("--home", str(home), "up")
+    running.wait_ready()
+    first = running.wait_documents()
+    os.kill(first, signal.SIGKILL)
+    second = running.wait_documents(other_than=first)
+    running.process.terminate()
+    assert running.wait_end() == 0
+    assert not is_alive(second)
+    wait_until(lambda: not processes_of(home), what="the end of all", timeout_s=LINGER_S + 5)
+
+
+def test_when_it_is_killed_itself_the_worker_for_documents_goes_too(up, home):
+    running = up()
+    running.wait_ready()
+    worker = running.wait_documents()
+    running.process.kill()
+    assert running.wait_end() == -signal.SIGKILL
+    wait_until(lambda: not is_alive(worker), what="the worker's end")
+    wait_until(lambda: not processes_of(home), what="the end of all", timeout_s=LINGER_S + 5)
+
+
+def test_configuration_that_is_wrong_is_told_and_the_rest_goes_on(up, home):
+    home.joinpath("documents").mkdir(parents=True)
+    home.joinpath("documents", "client.yaml").write_text("qdrant: {urll: x}\n")
+    running = up()
+    running.wait_ready()
+    assert any("Documents are not taken in" in line and "urll" in line for line in running.said)
+    running.process.terminate()
+    assert running.wait_end() == 0
+
+
+def test_without_the_extra_it_says_how_to_get_it(up):
+    program = [
+        sys.executable,
+        "-c",
+        (
+            "import sys; sys.modules['yaml'] = None; "
+            "from penstock.interfaces.cli.main import main; main()"
+        ),
+    ]
+    running = up(program=program)
+    running.wait_ready()
+    assert "For documents: pip install 'penstock[documents]'\n" in running.said
+    assert len(running.ask("workers")) == 1
+    running.process.terminate()
+    assert running.wait_end() == 0
