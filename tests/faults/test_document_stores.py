@@ -115,8 +115,9 @@ async def test_a_ledger_that_is_locked_for_seconds_is_waited_for(
         first.write_text(first.read_text() + "\n\nOne more line.\n")
         expected |= await site.fresh_counts([first])
         again = await site.submit(first)
+        await site.hire(pause_s=2.0)
+        await site.comes_to(again.jobs[0].job_id, status="processing")
         with locked(site.home / "tables.db"):
-            await site.hire()
             status = await site.comes_to(again.jobs[0].job_id, status="retrying")
             assert status["error_code"] == "ERR_STORE_AWAY"
         await site.ended(again.batch_id)

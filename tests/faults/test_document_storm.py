@@ -78,6 +78,7 @@ async def test_every_document_ends_up_in_one_place_however_often_workers_are_kil
 @pytest.mark.timeout(900)
 async def test_300_documents_survive_a_kill_every_second(make_site, valkey_server, tmp_path):
     papers = write_papers(tmp_path / "drop", 300, debian=60)
-    async with make_site(valkey_server.url) as site:
-        killed = await weather(site, tmp_path, papers, kills=300, every_s=1.0, progress=1)
-        assert killed >= 3
+    # Slowed down, or all would be done after four kills.
+    async with make_site(valkey_server.url, pause_s=0.7) as site:
+        killed = await weather(site, tmp_path, papers, kills=300, every_s=1.0, progress=0)
+        assert killed >= 10
