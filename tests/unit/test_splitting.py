@@ -102,10 +102,11 @@ def test_text_is_all_there_at_its_place_and_in_pieces_of_the_size(texts, chunkin
 def test_text_and_listings_among_headings_are_all_there(items, chunking):
     blocks: list[Block] = []
     at = 0
-    for text, kind, heading in items:
+    for content, kind, heading in items:
+        text = f"# {heading}" if content.startswith("a") else content
         blocks.append(Block(text, kind, None, (heading,) if heading else (), at))
         at += len(text) + 2
-    whole = "\n\n".join(text for text, _, _ in items)
+    whole = "\n\n".join(block.text for block in blocks)
     seen = bytearray(len(whole))
     for chunk in split(blocks, chunking):
         assert len(chunk.text) <= chunking.size
@@ -199,6 +200,17 @@ def test_a_heading_right_below_another_stays_with_the_text():
     chunks = split(blocks, DEFAULT)
     assert chunks[0].text.startswith("# Book\n\n## Part\n\nText of")
     assert {chunk.headings for chunk in chunks} == {("Book", "Part")}
+
+
+def test_indented_text_below_a_heading_keeps_to_the_size():
+    text = "    " + "x" * 2000
+    blocks = [
+        Block("# Name", headings=("Name",), start=0),
+        Block(text, headings=("Name",), start=8),
+    ]
+    chunks = split(blocks, DEFAULT)
+    assert chunks[0].text.startswith("# Name\n\n    xxx")
+    assert max(len(chunk.text) for chunk in chunks) <= DEFAULT.size
 
 
 def test_a_table_stays_whole_with_the_heading_before_it():

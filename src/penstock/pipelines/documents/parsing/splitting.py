@@ -112,14 +112,16 @@ class _Run:
             begin = text.find(stripped)
             return [self._piece(places, begin, stripped)] if stripped else []
         head = places[self.leading] if self.leading < len(places) else 0
+        if head:
+            head = len(text) - len(text[head:].lstrip())
         if not 0 < head <= size // 2:
             parts = _indices(text, size, overlap)
             return [self._piece(places, begin, part) for begin, part in parts]
         # The splitter would rather leave a heading alone than cut the paragraph after it.
-        (at, first), *parts = _indices(text[head:], size - head, overlap)
+        (_, first), *parts = _indices(text[head:], size - head, overlap)
         start = len(text) - len(text.lstrip())
         return [
-            self._piece(places, start, text[start : head + at + len(first)]),
+            self._piece(places, start, text[start : head + len(first)]),
             *(self._piece(places, head + begin, part) for begin, part in parts),
         ]
 
