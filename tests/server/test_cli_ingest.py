@@ -126,7 +126,7 @@ def test_a_document_that_fails_says_why_and_can_be_retried(office):
 
     def failed_again():
         told = office.json("ingest", "status", "--job", job)
-        return told["status"] == "failed" and told["retry_count"] > status["retry_count"] - 1
+        return told["status"] == "failed" and told["failed_at"] > status["failed_at"]
 
     wait_until(failed_again, what="the second failure", timeout_s=20)
     assert office.json("ingest", "retry", "--rag", rag, "--failed") == {"queued": [job]}
@@ -219,6 +219,22 @@ def test_names_that_no_terminal_should_obey_are_shown_escaped(office):
     told = office("ingest", "submit", "--rag", rag, "undecodable\udcff.exe", "--json")
     assert told.returncode == 1
     assert json.loads(told.stdout)["refused"][0]["path"] == "undecodable\\xff.exe"
+
+
+def test_words_that_are_no_text_are_refused_in_one_line(office):
+    rag = office.rag()
+    for words in (
+        ["search", "--rag", rag, "what\udcff"],
+        ["status", "--job", "j\udcff"],
+        ["status", "--batch", "b\udcff"],
+        ["cancel", "j\udcff"],
+        ["forget", "--rag", rag, "d\udcff", "--yes"],
+        ["list", "--rag", rag, "--after", "d\udcff"],
+        ["search", "--rag", "r\udcff", "x"],
+    ):
+        done = office("ingest", *words)
+        assert done.returncode in {0, 1, 2}, done
+        assert done.stderr.count("\n") <= 1, done
 
 
 def test_what_is_dropped_into_incoming_is_found(office):
