@@ -14,7 +14,7 @@ from penstock import Penstock
 from penstock.delivery.retries import RetryPolicy
 from penstock.errors import DocumentRefused
 from penstock.pipelines.documents import holding_back, sending, tidying
-from penstock.pipelines.documents.embedding import builtin
+from penstock.pipelines.documents.embedding import builtin  # noqa: F401  before the fork
 from penstock.pipelines.documents.indexing import Indexer
 from penstock.pipelines.documents.intake import Intake
 from penstock.pipelines.documents.ledger import Ledger
@@ -164,5 +164,4 @@ async def work(told: dict) -> int:
 
 
 if __name__ == "__main__":
-    builtin.__doc__  # noqa: B018  what is imported here is there in every worker
     serve(work)
