@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
+import os
 import tempfile
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -38,6 +39,8 @@ from penstock.testing.processes import all_gone
 __all__ = ["Library", "Rag", "library", "open_library", "paragraphs"]
 
 _numbers = itertools.count(1)
+_MEMORY = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
+"""Where the disk is not waited for: what a power cut leaves is tested elsewhere."""
 _WORDS = (
     *("valve", "pump", "boiler", "harbour", "lantern", "meadow", "copper", "violin", "glacier"),
     *("orchard", "saddle", "compass", "thunder", "ribbon", "anchor", "walnut", "falcon", "basket"),
@@ -161,11 +164,16 @@ class Library:
 
     async def hurry(self, job_id: str) -> None:
         """Let a job that waits for its next attempt be due now, and nothing else hold it back."""
-        self.documents._workshop.gate.succeeded()
-        self.documents._workshop.gate._parked_until.clear()
-        await self.app.redis.call("DEL", self.queue.keyring.parked)
+        await self.unpark((await self.record(job_id))["rag_id"])
         moved = await self.app.redis.call("ZADD", self.queue.keyring.delayed, "XX", "CH", 1, job_id)
         assert moved == 1, f"{job_id} does not wait"
+
+    async def unpark(self, rag_id: str) -> None:
+        """Let jobs begin that were held back since another one failed."""
+        gate = self.documents._workshop.gate
+        gate.succeeded()
+        gate._parked_until.clear()
+        await self.app.queues.resume(QUEUE, rag_id)
 
     async def record(self, job_id: str) -> dict[str, str]:
         """`HGETALL rag:ingest:job:<id>`."""
@@ -302,7 +310,7 @@ def _written(path: Path, content: str | bytes) -> Path:
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def library() -> AsyncIterator[Library]:
     """One library for the tests of a module: each uses RAGs of its own, and breaks nothing."""
-    with tempfile.TemporaryDirectory(prefix="penstock-docs-") as folder:
+    with tempfile.TemporaryDirectory(prefix="penstock-docs-", dir=_MEMORY) as folder:
         async with Library(Path(folder)) as opened:
             yield opened
 
@@ -310,7 +318,7 @@ async def library() -> AsyncIterator[Library]:
 @pytest_asyncio.fixture(loop_scope="module")
 async def open_library() -> AsyncIterator[Callable[..., Awaitable[Library]]]:
     """`await open_library()` is a library of one's own; `of=library` a program beside it."""
-    with tempfile.TemporaryDirectory(prefix="penstock-docs-") as folder:
+    with tempfile.TemporaryDirectory(prefix="penstock-docs-", dir=_MEMORY) as folder:
         async with AsyncExitStack() as opened:
 
             async def open_one(of: Library | None = None, **words: Any) -> Library:

@@ -97,8 +97,14 @@ class Intake:
 
     async def _superseded(self, case: Case) -> dict[str, Any]:
         """A later job has the document: leave all to it."""
+        workshop = self._workshop
+        row = await workshop.ledger.document(case.rag.rag_id, case.doc_id)
+        if row is not None and row.sealed and case.retries:
+            # What an earlier attempt of this job wrote after the later one had cleared the place.
+            physical = (await workshop.fresh_row(case.rag)).physical
+            await workshop.vectors.delete_before(physical, case.doc_id, row.sealed)
         await asyncio.to_thread(drop_copy, case)
-        await self._workshop.ledger.end_job(case.attempt, "done")
+        await workshop.ledger.end_job(case.attempt, "done")
         await case.progress.tell(note="superseded", force=True)
         return {"document": case.doc_id, "superseded": True}
 
@@ -249,6 +255,9 @@ class Intake:
             )
             await case.progress.tell(note="done", force=True, chunks_created=row.chunks)
             return {**result, "chunks_created": row.chunks}
+        if row is not None and row.sealed and case.retries and row.job_id != case.message.job_id:
+            # It had begun, and a later job has taken the place of its file, and the file with it.
+            return await self._superseded(case)
         raise FileMissing(
             f"there is no file {case.name!r} in incoming/ of RAG {case.rag.rag_id!r}",
             "ERR_FILE_NOT_FOUND",

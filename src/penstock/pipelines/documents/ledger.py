@@ -142,10 +142,13 @@ class Ledger:
             if held[0] != physical:
                 return Sealed(verdict="moved")
             sealed = tables.execute(
-                "UPDATE rag_documents SET state = 'sealed', sealed = generation, "
+                # One that is done may be sealed again: by the same job, in a worker given up as
+                # dead. Told that it is superseded, it would take away the points that count.
+                "UPDATE rag_documents SET sealed = generation, "
+                "state = CASE WHEN state = 'indexed' THEN 'indexed' ELSE 'sealed' END, "
                 "digest = new_digest, recipe = new_recipe, chunks = ?, size = ?, type = ?, "
                 "metadata = ? WHERE rag_id = ? AND doc_id = ? AND generation = ? "
-                "AND state IN ('processing', 'sealed') RETURNING digest",
+                "AND state IN ('processing', 'sealed', 'indexed') RETURNING digest",
                 *(version.chunks, version.size, version.type, version.metadata),
                 *(rag_id, doc_id, generation),
             )
