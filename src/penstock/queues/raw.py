@@ -10,6 +10,7 @@ import msgspec
 
 from penstock.errors import InvalidJob
 from penstock.queues.adding import Added, Target, UniqueMark
+from penstock.queues.attempts import limit_of
 from penstock.queues.items import Item, new_id, read_item, write_item
 from penstock.queues.options import SendOptions
 from penstock.queues.records import first_fields
@@ -95,7 +96,7 @@ class RawJobs:
             job_id=job_id,
             queue=queue.name,
             task=item.task,
-            max_attempts=options.max_attempts or queue.options.retry.max_attempts,
+            max_attempts=options.max_attempts or limit_of(item, queue.options.retry),
             group=options.group or "",
             lane=queue.lane_of(options),
             unique=queue.held_key(options),

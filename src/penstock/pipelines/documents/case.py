@@ -6,15 +6,15 @@ from pathlib import PurePosixPath
 
 import msgspec
 
-from penstock.clock import SYSTEM_CLOCK
 from penstock.errors import UnsupportedFile
 from penstock.pipelines.documents.configuration import RagConfig
 from penstock.pipelines.documents.ledger_rows import Attempt, JobRow
-from penstock.pipelines.documents.message import JobMessage, submitted_ms
+from penstock.pipelines.documents.message import JobMessage, now_text, submitted_ms
 from penstock.pipelines.documents.parsing.version import parser_version
 from penstock.pipelines.documents.progress import Progress
 from penstock.pipelines.documents.workshop import Folders, Workshop
 from penstock.queues.context import JobContext
+from penstock.queues.queue import Queue
 from penstock.queues.records import JobRecord
 from penstock.stores.files.folder import Folder, Identity
 
@@ -38,9 +38,9 @@ class Case:
         self.goes_by = _without_batch(self.name)
         """The name of the file, there and wherever it goes."""
         self.doc_id = message.document or Folder.label(self.goes_by)
-        # What lies in `incoming/` itself is the latest, whenever its job was submitted.
-        dated = self.is_copy or self.is_stored
-        self.since_ms = submitted_ms(message.submitted_at) if dated else SYSTEM_CLOCK.wall_ms()
+        self.started_at = now_text()
+        self.since_ms = submitted_ms(message.submitted_at)
+        """From when the file is, by the server's clock."""
         self.progress = Progress(job)
         self.retries = job.attempt - 1 if job is not None else 0
         self.max_retries = max(job.max_attempts - 1, 0) if job is not None else message.max_retries
@@ -69,6 +69,11 @@ class Case:
         case = cls(workshop, message, workshop.rag(row.rag_id), None)
         case.retries = max(record.attempt - 1, 0)
         return case
+
+    async def date(self, queue: Queue) -> None:
+        """What lies in `incoming/` itself is the latest, whenever its job was submitted."""
+        if not (self.is_copy or self.is_stored):
+            self.since_ms = await queue.server_ms()
 
     @property
     def is_stored(self) -> bool:

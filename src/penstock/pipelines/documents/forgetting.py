@@ -33,7 +33,7 @@ async def forget(
     The ledger first: whatever happens then, searches find them no more, and a worker removes what
     is left. `files` removes every version that is stored, too.
     """
-    rows = await workshop.ledger.forget(rag.rag_id, documents)
+    rows = await workshop.ledger.forget(rag.rag_id, documents, await workshop.queue.server_ms())
     processed = workshop.folders(rag).processed
     for row in rows:
         if files and row.stored:

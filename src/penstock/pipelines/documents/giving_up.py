@@ -41,9 +41,12 @@ class GivingUp:
             return
         if case.generation:
             is_bad = isinstance(error, ParseError | UnsupportedFile)
-            await workshop.ledger.failed(attempt, case.generation, code, str(error), is_bad=is_bad)
-            row = await workshop.fresh_row(case.rag)
-            await workshop.vectors.delete_generation(row.physical, case.doc_id, case.generation)
+            given_up = await workshop.ledger.failed(
+                attempt, case.generation, code, str(error), is_bad=is_bad
+            )
+            if given_up:  # else another worker has the same generation, and it may be found
+                row = await workshop.fresh_row(case.rag)
+                await workshop.vectors.delete_generation(row.physical, case.doc_id, case.generation)
         if not case.is_stored and not isinstance(error, FileMissing):
             await self._set_aside(case, error, code, moves=moves)
         await workshop.ledger.end_job(attempt, "failed", code, str(error))
@@ -69,6 +72,7 @@ def error_body(case: Case, error: Exception, code: str) -> dict[str, Any]:
         "filename": message.filename,
         "status": "failed",
         "submitted_at": message.submitted_at,
+        "started_at": case.started_at,
         "failed_at": now_text(),
         "error": str(error),
         "error_type": type(error).__name__,

@@ -58,7 +58,7 @@ class HoldingBack:
         if not self._wait_s:
             return Admission(wanted)
         left_s = self._closed_until - time.monotonic()
-        if left_s <= 0 and (await self._workshop.vectors.health()).ok:
+        if left_s <= 0 and await self._workshop.is_fit():
             self._closed_until = time.monotonic() + self._wait_s
             return Admission(1, self._wait_s)
         return Admission(0, max(left_s, _FIRST_S))

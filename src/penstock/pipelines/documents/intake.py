@@ -21,6 +21,7 @@ from penstock.pipelines.documents.message import JobMessage, read_message
 from penstock.pipelines.documents.metrics import Metrics
 from penstock.pipelines.documents.parsing.parsers import Parsers
 from penstock.pipelines.documents.rebuilding import Rebuilding
+from penstock.pipelines.documents.rechecking import lacks_points, recheck_documents
 from penstock.pipelines.documents.storing import Storing, drop_copy
 from penstock.pipelines.documents.workshop import Workshop, recipe_of
 from penstock.queues.context import JobContext
@@ -51,6 +52,7 @@ class Intake:
         rag = self._workshop.rag(message.rag_id)
         case = Case(self._workshop, message, rag, job)
         try:
+            await case.date(self._workshop.queue)
             if message.target:
                 result = await self._rebuild(case)
             else:
@@ -89,7 +91,7 @@ class Intake:
             if begun.verdict == "bad" and begun.former is not None:
                 raise _known_bad(begun.former)
             if begun.verdict == "unchanged" and begun.former is not None:
-                return await self._unchanged(case, file, begun, begun.former)
+                return await self._unchanged(case, file, begun.former)
             indexed, duplicate_of = await self._index(case, file, begun)
             if indexed is None:
                 return await self._superseded(case)
@@ -119,6 +121,8 @@ class Intake:
         former = begun.former
         if begun.verdict != "unchanged" or former is None:
             return begun
+        if case.retries and await lacks_points(self._workshop, begun.rag, former):
+            return await self._workshop.ledger.begin(case.forced)  # the machine has crashed
         if _metadata(case.message, former) == _kept(former):
             return begun
         # Its points have to have the new metadata, too; their vectors stay.
@@ -204,14 +208,8 @@ class Intake:
         self._indexer.forget_parts(case)
         return result
 
-    async def _unchanged(
-        self, case: Case, file: OpenFile, begun: Begun, former: DocumentRow
-    ) -> dict[str, Any]:
-        """Nothing to index: see to the file, and to what an interrupted attempt left behind."""
-        if case.retries:
-            await self._workshop.vectors.delete_before(
-                begun.rag.physical, case.doc_id, former.sealed
-            )
+    async def _unchanged(self, case: Case, file: OpenFile, former: DocumentRow) -> dict[str, Any]:
+        """Nothing to index: see to the file."""
         case.generation = former.sealed
         result = {"document": case.doc_id, "generation": former.sealed, "unchanged": True}
         if former.state == "indexed" and self.storing.is_stored(case, former):
@@ -253,6 +251,9 @@ class Intake:
                 chunks=row.chunks,
                 duplicate_of=row.duplicate_of,
             )
+            moved = msgspec.structs.replace(row, stored=stored or row.file)
+            rag_row = await self._workshop.fresh_row(case.rag)
+            await recheck_documents(self._workshop, case.rag, rag_row, [moved])
             await case.progress.tell(note="done", force=True, chunks_created=row.chunks)
             return {**result, "chunks_created": row.chunks}
         if row is not None and row.sealed and case.retries and row.job_id != case.message.job_id:

@@ -13,10 +13,11 @@ from collections.abc import Iterable, Sequence
 import msgspec
 
 from penstock.clock import SYSTEM_CLOCK
+from penstock.errors import StoreAway, StoreError
 from penstock.pipelines.documents.ledger_jobs import JobBook
 from penstock.pipelines.documents.ledger_rebuilds import RebuildBook
 from penstock.pipelines.documents.ledger_rows import Attempt, Begun, DocumentRow, RagRow, Sealed
-from penstock.pipelines.documents.ledger_schema import make_tables
+from penstock.pipelines.documents.ledger_schema import has_tables, make_tables
 from penstock.pipelines.documents.ledger_sql import (
     DOCUMENT,
     RAG,
@@ -53,10 +54,21 @@ class Ledger:
 
     async def open(self) -> None:
         await self._tables.open()
-        await self._tables.write(make_tables)
+        try:
+            await self._tables.read(has_tables)
+        except StoreAway:
+            raise
+        except StoreError:  # a look waits for no writer: only the first one has to make them
+            await self._tables.write(make_tables)
 
     async def close(self) -> None:
         await self._tables.close()
+
+    async def prove(self) -> None:
+        """Write, changing nothing; StoreError if that cannot be done now."""
+        await self._tables.write(
+            lambda tables: tables.execute("UPDATE rag_rags SET version = version")
+        )
 
     # ---- RAGs
 
@@ -209,20 +221,22 @@ class Ledger:
 
     async def failed(
         self, attempt: Attempt, generation: int, code: str, error: str, *, is_bad: bool
-    ) -> None:
+    ) -> bool:
         """Note that a document was given up; `is_bad` if no repetition would read this file.
 
-        Its job ends when its file has been moved: `end_job`.
+        False if another worker has come to another end with it. Its job ends when its file has
+        been moved: `end_job`.
         """
-        await self._tables.write(
+        rows = await self._tables.write(
             lambda tables: tables.execute(
                 "UPDATE rag_documents SET state = 'failed', bad_digest = ?, bad_parser = ?, "
                 "error_code = ?, error = ? WHERE rag_id = ? AND doc_id = ? "
-                "AND generation = ? AND state IN ('processing', 'failed')",
+                "AND generation = ? AND state IN ('processing', 'failed') RETURNING generation",
                 *(attempt.digest if is_bad else "", attempt.parser if is_bad else ""),
                 *(code, error[:2_000], attempt.rag_id, attempt.doc_id, generation),
             )
         )
+        return bool(rows)
 
     async def cancelled(self, rag_id: str, doc_id: str, job_id: str) -> int:
         """Note that nobody goes on with what a job began; its generation, 0 if it began nothing.
@@ -334,7 +348,7 @@ class Ledger:
 
         return await self._tables.read(work)
 
-    async def forget(self, rag_id: str, doc_ids: Sequence[str]) -> list[DocumentRow]:
+    async def forget(self, rag_id: str, doc_ids: Sequence[str], now_ms: int) -> list[DocumentRow]:
         """Let documents no longer be found; as they were. Their points are removed after that."""
 
         def work(tables: Transaction) -> list[DocumentRow]:
@@ -347,7 +361,7 @@ class Ledger:
                     "UPDATE rag_documents SET state = 'forgetting', sealed = 0, chunks = 0, "
                     "generation = generation + 1, digest = '', bad_digest = '', metadata = '', "
                     "source = '', submitted_ms = ? WHERE rag_id = ? AND doc_id = ?",
-                    *(SYSTEM_CLOCK.wall_ms(), rag_id, doc_id),
+                    *(now_ms, rag_id, doc_id),
                 )
                 tables.execute(
                     "DELETE FROM rag_copies WHERE rag_id = ? AND doc_id = ?", rag_id, doc_id

@@ -43,6 +43,25 @@ class RebuildBook:
         rows = await self._tables.read(lambda tables: not_copied(tables, rag_id, shadow, limit))
         return [made(DocumentRow, row) for row in rows]
 
+    async def copies(self, rag_id: str, shadow: str) -> dict[str, int]:
+        """How many chunks the collection that is being built has of each document."""
+        rows = await self._tables.read(
+            lambda tables: tables.execute(
+                "SELECT doc_id, chunks FROM rag_copies WHERE rag_id = ? AND physical = ?",
+                *(rag_id, shadow),
+            )
+        )
+        return {row[0]: row[1] for row in rows}
+
+    async def uncopy(self, rag_id: str, doc_id: str, shadow: str) -> None:
+        """Note that the collection that is being built lacks a document after all."""
+        await self._tables.write(
+            lambda tables: tables.execute(
+                "DELETE FROM rag_copies WHERE rag_id = ? AND doc_id = ? AND physical = ?",
+                *(rag_id, doc_id, shadow),
+            )
+        )
+
     async def swap(self, rag_id: str, shadow: str, *, force: bool = False) -> RagRow | None:
         """Let the collection that was built take over; None if it is not complete (yet)."""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from penstock.stores.tables.port import Transaction
 
-__all__ = ["make_tables"]
+__all__ = ["has_tables", "make_tables"]
 
 _TABLES = (
     """
@@ -91,6 +91,11 @@ _TABLES = (
     "CREATE INDEX IF NOT EXISTS rag_jobs_by_rag ON rag_jobs (rag_id, state)",
     "CREATE INDEX IF NOT EXISTS rag_jobs_by_state ON rag_jobs (state, submitted_ms)",
 )
+
+
+def has_tables(tables: Transaction) -> None:
+    """StoreError if they have not been made yet."""
+    tables.execute("SELECT batch_id FROM rag_batches LIMIT 1")
 
 
 def make_tables(tables: Transaction) -> None:

@@ -8,10 +8,19 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta
 
+from penstock.clock import SYSTEM_CLOCK
 from penstock.errors import DocumentRefused
 from penstock.errors.base import shown
 
-__all__ = ["STATUS_FIELDS", "JobMessage", "JobOptions", "now_text", "read_message", "submitted_ms"]
+__all__ = [
+    "STATUS_FIELDS",
+    "JobMessage",
+    "JobOptions",
+    "now_text",
+    "read_message",
+    "submitted_ms",
+    "text_of",
+]
 
 VERSION = 1
 STATUS_FIELDS = (
@@ -78,7 +87,13 @@ def read_message(payload: object) -> JobMessage:
 
 def now_text() -> str:
     """The present moment as messages have it, with milliseconds."""
-    return datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    return text_of(SYSTEM_CLOCK.wall_ms())
+
+
+def text_of(ms: int) -> str:
+    """A moment in epoch ms as messages have it."""
+    moment = datetime.fromtimestamp(ms / 1000, UTC)
+    return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 def submitted_ms(text: str) -> int:
@@ -89,7 +104,7 @@ def submitted_ms(text: str) -> int:
         return 0
     if moment.tzinfo is None:
         moment = moment.replace(tzinfo=UTC)
-    return int(moment.timestamp() * 1000)
+    return round(moment.timestamp() * 1000)
 
 
 def _refused(why: str) -> DocumentRefused:

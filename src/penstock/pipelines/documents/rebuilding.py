@@ -93,6 +93,8 @@ class Rebuilding:
         if row is None or not (row.shadow or row.former):
             raise DocumentRefused(f"RAG {rag.rag_id!r} is not being rebuilt", _NO_REBUILD)
         if row.shadow:
+            if not force:
+                await self._verify(row)
             swapped = await workshop.ledger.rebuilds.swap(rag.rag_id, row.shadow, force=force)
             if swapped is None:
                 missing = await workshop.ledger.rebuilds.missing(rag.rag_id, row.shadow, _PAGE)
@@ -109,6 +111,18 @@ class Rebuilding:
             await workshop.ledger.rebuilds.drop_former(rag.rag_id, row.former)
         logger.info("RAG %s: collection %s has taken over", rag.rag_id, row.physical)
         return row
+
+    async def _verify(self, row: RagRow) -> None:
+        """Find copies whose points a crash of the machine has cost: they are to be made again."""
+        ledger, vectors = self._workshop.ledger, self._workshop.vectors
+        copies = await ledger.rebuilds.copies(row.rag_id, row.shadow)
+        found = await vectors.describe(row.shadow)
+        if found is not None and found.points >= sum(copies.values()):
+            return
+        for doc_id, chunks in copies.items():
+            there = await vectors.counts(row.shadow, [doc_id])
+            if there.get(doc_id, 0) < chunks:
+                await ledger.rebuilds.uncopy(row.rag_id, doc_id, row.shadow)
 
     async def _fill(self, rag: RagConfig, row: RagRow) -> Rebuild:
         workshop, ledger = self._workshop, self._workshop.ledger

@@ -7,12 +7,14 @@ what was done in the last minute before work ended, the number of points is comp
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 
+from penstock.pipelines.documents.configuration import RagConfig
 from penstock.pipelines.documents.ledger_rows import DocumentRow, RagRow
 from penstock.pipelines.documents.submitting import Given, Submitting, SubmitWords
 from penstock.pipelines.documents.workshop import Workshop
 
-__all__ = ["recheck"]
+__all__ = ["lacks_points", "recheck", "recheck_documents"]
 
 logger = logging.getLogger(__name__)
 
@@ -25,29 +27,32 @@ async def recheck(workshop: Workshop, *, last_ms: int = _LAST_MS) -> list[str]:
     mended: list[str] = []
     for row in await workshop.ledger.rags():
         rag = workshop.config.rags.get(row.rag_id)
-        if rag is None:
-            continue
-        await workshop.vectors.create(row.physical, row.dimension)
-        wrong = await _incomplete(workshop, row, last_ms)
-        if wrong:
-            logger.warning("RAG %s: %d documents have lost points", row.rag_id, len(wrong))
-            root = workshop.folders(rag).processed.root
-            files = [
-                Given(
-                    path=root / document.file,
-                    name=document.file,
-                    place="processed",
-                    document=document.doc_id,
-                )
-                for document in wrong
-            ]
-            words = SubmitWords(reindex=True, skip_validation=True, submitted_by="recheck")
-            await Submitting(workshop).submit(rag, files, words)
-            mended += [document.doc_id for document in wrong]
+        if rag is not None:
+            await workshop.vectors.create(row.physical, row.dimension)
+            latest = await workshop.ledger.latest(row.rag_id, last_ms, _MOST)
+            mended += await recheck_documents(workshop, rag, row, latest)
     return mended
 
 
-async def _incomplete(workshop: Workshop, row: RagRow, last_ms: int) -> list[DocumentRow]:
-    latest = await workshop.ledger.latest(row.rag_id, last_ms, _MOST)
-    counts = await workshop.vectors.counts(row.physical, [one.doc_id for one in latest])
-    return [one for one in latest if one.stored and counts.get(one.doc_id, 0) < one.chunks]
+async def recheck_documents(
+    workshop: Workshop, rag: RagConfig, row: RagRow, documents: Sequence[DocumentRow]
+) -> list[str]:
+    """Of these documents, take in again those that have fewer points than they should; which."""
+    wrong = [one for one in documents if one.stored and await lacks_points(workshop, row, one)]
+    if wrong:
+        logger.warning("RAG %s: %d documents have lost points", row.rag_id, len(wrong))
+        root = workshop.folders(rag).processed.root
+        files = [
+            Given(path=root / one.file, name=one.file, place="processed", document=one.doc_id)
+            for one in wrong
+        ]
+        words = SubmitWords(reindex=True, skip_validation=True, submitted_by="recheck")
+        await Submitting(workshop).submit(rag, files, words)
+    return [one.doc_id for one in wrong]
+
+
+async def lacks_points(workshop: Workshop, row: RagRow, document: DocumentRow) -> bool:
+    """Whether the version that is found is not complete; earlier ones are removed first."""
+    await workshop.vectors.delete_before(row.physical, document.doc_id, document.sealed)
+    counts = await workshop.vectors.counts(row.physical, [document.doc_id])
+    return counts.get(document.doc_id, 0) < document.chunks

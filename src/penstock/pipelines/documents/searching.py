@@ -70,7 +70,7 @@ async def _nearest(
     least: float | None,
     documents: tuple[str, ...],
 ) -> list[Found]:
-    limit = wanted * 2
+    limit, again = wanted * 2, _SWAPS
     while True:
         hits = await workshop.vectors.search(
             collection, vector, limit=limit, documents=documents, threshold=least
@@ -78,6 +78,10 @@ async def _nearest(
         visible = await workshop.ledger.visible(rag.rag_id, [hit.document for hit in hits])
         # Points of versions that are not complete yet, or not any more, are there and do not count.
         counting = [hit for hit in hits if visible.get(hit.document) == hit.generation]
+        if again and any(hit.generation < visible.get(hit.document, 0) for hit in hits):
+            # A version has taken over since the question: its own points were not seen.
+            again -= 1
+            continue
         found = _collapsed(counting)
         if len(found) >= wanted or len(hits) < limit:
             return found[:wanted]

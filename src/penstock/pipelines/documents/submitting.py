@@ -13,7 +13,7 @@ from penstock.errors import DocumentError, DocumentRefused, FileRefused
 from penstock.pipelines.documents.case import SUBMITTED, Case, check_extension
 from penstock.pipelines.documents.configuration import TYPES, RagConfig
 from penstock.pipelines.documents.ids import new_batch_id, new_job_id
-from penstock.pipelines.documents.message import JobMessage, JobOptions, now_text
+from penstock.pipelines.documents.message import JobMessage, JobOptions, text_of
 from penstock.pipelines.documents.sending import Sent, send
 from penstock.pipelines.documents.storing import drop_copy
 from penstock.pipelines.documents.workshop import Workshop
@@ -93,7 +93,9 @@ class Submitting:
     ) -> Submission:
         """Queue one job for each file, as a batch. What cannot be taken is told beside."""
         batch_id = new_batch_id(rag.rag_id)
-        prepared = await asyncio.to_thread(self._prepare, rag, files, words, batch_id, dry_run)
+        # By the server's clock: whoever submits later, anywhere, has the later time.
+        now = text_of(await self._workshop.queue.server_ms())
+        prepared = await asyncio.to_thread(self._prepare, rag, files, words, batch_id, now, dry_run)
         messages = [one for one in prepared if isinstance(one, JobMessage)]
         refused = tuple(one for one in prepared if isinstance(one, Refusal))
         if dry_run:
@@ -126,18 +128,25 @@ class Submitting:
         files: Sequence[Given],
         words: SubmitWords,
         batch_id: str,
+        now: str,
         dry_run: bool,
     ) -> list[JobMessage | Refusal]:
         prepared: list[JobMessage | Refusal] = []
         for file in files:
             try:
-                prepared.append(self._message(rag, file, words, batch_id, dry_run))
+                prepared.append(self._message(rag, file, words, batch_id, now, dry_run))
             except DocumentError as error:
                 prepared.append(refusal(str(file.path), error))
         return prepared
 
     def _message(
-        self, rag: RagConfig, file: Given, words: SubmitWords, batch_id: str, dry_run: bool
+        self,
+        rag: RagConfig,
+        file: Given,
+        words: SubmitWords,
+        batch_id: str,
+        now: str,
+        dry_run: bool,
     ) -> JobMessage:
         folders = self._workshop.folders(rag)
         if not words.skip_validation:
@@ -160,7 +169,7 @@ class Submitting:
             source_path=self._workshop.path_of(rag, name, file.place or "incoming"),
             source_type=TYPES.get(extension, escaped(extension.lstrip("."))),
             filename=escaped(file.name.rpartition("/")[2]),
-            submitted_at=now_text(),
+            submitted_at=now,
             submitted_by=words.submitted_by,
             options=JobOptions(
                 reindex=words.reindex,

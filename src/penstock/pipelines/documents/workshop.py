@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import shutil
 import time
 from hashlib import blake2b
 from pathlib import Path, PurePosixPath
@@ -12,7 +13,7 @@ from typing import NamedTuple
 import msgspec
 
 from penstock.app import Penstock
-from penstock.errors import ConfigurationWrong, FileRefused, RagMissing
+from penstock.errors import ConfigurationWrong, FileRefused, RagMissing, StoreError
 from penstock.pipelines.documents.configuration import DocumentsConfig, Embeddings, RagConfig
 from penstock.pipelines.documents.configuration_reading import (
     changed,
@@ -40,6 +41,7 @@ __all__ = ["Folders", "Workshop", "embeddings_text", "recipe_of"]
 logger = logging.getLogger(__name__)
 quiet = RateLimitedLog(logger)
 
+_LEAST_ROOM = 16 * 1024 * 1024
 _LOOK_S = 1.0
 """How old the knowledge of the configuration may be."""
 _RECIPE = 1
@@ -162,6 +164,15 @@ class Workshop:
         """As `rag_row`, as the ledger has it now."""
         self._rows.pop(rag.rag_id, None)
         return await self.rag_row(rag)
+
+    async def is_fit(self) -> bool:
+        """Whether the stores would do now what a document needs."""
+        try:
+            await self.ledger.prove()
+            room = await asyncio.to_thread(shutil.disk_usage, self.config.sources_root)
+        except (StoreError, OSError):
+            return False
+        return room.free >= _LEAST_ROOM and (await self.vectors.health()).ok
 
     def look_again(self) -> None:
         """Forget which collections there are: one of them is not what we thought."""

@@ -64,7 +64,7 @@ class Parsers:
         """Parts that are being read."""
 
     def open(self) -> None:
-        """Be ready for use; `async with` does it by itself. Whoever opens it so has to `close()`."""
+        """Be ready for use, as `async with` does it. Whoever opens it so has to `close()` it."""
         self._open = True
 
     async def __aenter__(self) -> Self:
