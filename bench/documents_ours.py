@@ -46,11 +46,11 @@ async def ingest(workers: str, sleep_ms: str, size: str, count: str) -> dict[str
     async with open_place(STUB, workers=int(workers)) as place:
         await place.warm_up(text(-1, int(size)))
         folder = place.write(texts)
-        spent, (before, _) = place.cpu_s(), models.read_notes()
+        spent, (before, _) = await place.cpu_s(), models.read_notes()
         took_s, view = await place.ingest(folder)
         told = {
             "rate": len(texts) / took_s,
-            "cpu": place.cpu_s() - spent,
+            "cpu": await place.cpu_s() - spent,
             "chunks": sum(file.chunks_created for file in view.files),
             "embedded": models.read_notes()[0] - before,
             "again": await _unchanged(place, len(texts)),

@@ -88,10 +88,13 @@ class Place:
         while len(self._processes()) > 1 and time.monotonic() < deadline:  # noqa: ASYNC110
             await asyncio.sleep(_LOOK_S)
 
-    def cpu_s(self) -> float:
-        """What all processes here have spent so far: workers, parsers, the engine, this one."""
+    async def cpu_s(self) -> float:
+        """What all have spent so far: workers, parsers, the engine, the server, this process."""
         ticks = sum(sum(map(int, fields[11:13])) for fields in self._processes().values())
-        return ticks / os.sysconf("SC_CLK_TCK")
+        told: bytes = await self.documents.app.redis.call("INFO", "cpu")
+        facts = dict(line.split(":", 1) for line in told.decode().splitlines() if ":" in line)
+        server_s = float(facts["used_cpu_user"]) + float(facts["used_cpu_sys"])
+        return ticks / os.sysconf("SC_CLK_TCK") + server_s
 
     def resident_mb(self) -> dict[str, float]:
         """What workers and parsers hold."""
