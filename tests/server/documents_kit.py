@@ -7,8 +7,8 @@ import itertools
 import json
 import os
 import tempfile
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any, Self
 
@@ -36,7 +36,7 @@ from penstock.settings import (
 from penstock.testing.eventually import eventually
 from penstock.testing.processes import all_gone
 
-__all__ = ["Library", "Rag", "library", "open_library", "paragraphs"]
+__all__ = ["Library", "Rag", "library", "new_home", "open_library", "paragraphs"]
 
 _numbers = itertools.count(1)
 _MEMORY = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
@@ -307,22 +307,29 @@ def _written(path: Path, content: str | bytes) -> Path:
     return path
 
 
+@contextmanager
+def new_home() -> Iterator[Path]:
+    """A data directory, which goes with the block."""
+    with tempfile.TemporaryDirectory(prefix="penstock-docs-", dir=_MEMORY) as folder:
+        yield Path(folder)
+
+
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def library() -> AsyncIterator[Library]:
     """One library for the tests of a module: each uses RAGs of its own, and breaks nothing."""
-    with tempfile.TemporaryDirectory(prefix="penstock-docs-", dir=_MEMORY) as folder:
-        async with Library(Path(folder)) as opened:
+    with new_home() as home:
+        async with Library(home) as opened:
             yield opened
 
 
 @pytest_asyncio.fixture(loop_scope="module")
 async def open_library() -> AsyncIterator[Callable[..., Awaitable[Library]]]:
     """`await open_library()` is a library of one's own; `of=library` a program beside it."""
-    with tempfile.TemporaryDirectory(prefix="penstock-docs-", dir=_MEMORY) as folder:
+    with new_home() as home:
         async with AsyncExitStack() as opened:
 
             async def open_one(of: Library | None = None, **words: Any) -> Library:
-                made = of.beside() if of is not None else Library(Path(folder), **words)
+                made = of.beside() if of is not None else Library(home, **words)
                 return await opened.enter_async_context(made)
 
             yield open_one
