@@ -6,13 +6,10 @@ import secrets
 from collections import Counter
 from collections.abc import Iterable
 from hashlib import blake2b
-from uuid import UUID, uuid5
 
 from penstock.clock import SYSTEM_CLOCK
 
 __all__ = ["PointIds", "new_batch_id", "new_job_id", "physical_name", "unique_key"]
-
-_POINTS = UUID("6f0b0c3e-1d55-5c1e-9a5e-2f3a7c4f9d10")
 
 
 def new_job_id(rag_id: str) -> str:
@@ -44,7 +41,8 @@ class PointIds:
     """
 
     def __init__(self, rag_id: str, doc_id: str, generation: int) -> None:
-        self._space = uuid5(_POINTS, f"{rag_id}\0{doc_id}\0{generation}")
+        told = f"{rag_id}\0{doc_id}\0{generation}".encode(errors="surrogatepass")
+        self._space = blake2b(told, digest_size=32).digest()
         self._seen: Counter[bytes] = Counter()
 
     def of(self, digests: Iterable[bytes]) -> list[str]:
@@ -53,5 +51,7 @@ class PointIds:
         for digest in digests:
             number = self._seen[digest]
             self._seen[digest] += 1
-            ids.append(str(uuid5(self._space, f"{digest.hex()}{number}")))
+            told = digest + number.to_bytes(4)
+            h = blake2b(told, digest_size=16, key=self._space).hexdigest()
+            ids.append(f"{h[:8]}-{h[8:12]}-8{h[13:16]}-a{h[17:20]}-{h[20:]}")  # a UUID, version 8
         return ids

@@ -7,7 +7,6 @@ import logging
 import shutil
 import time
 from hashlib import blake2b
-from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
 import msgspec
@@ -54,6 +53,8 @@ class Folders(NamedTuple):
     incoming: Folder
     processed: Folder
     failed: Folder
+    below: str
+    """Where all of them are, below the folder of all sources."""
 
 
 class Workshop:
@@ -73,7 +74,8 @@ class Workshop:
         self._opening = asyncio.Lock()
         self._ready: set[str] = set()
         self._rows: dict[str, RagRow] = {}
-        self._folders: dict[Path, Folders] = {}
+        self._sources = Folder(self._config.sources_root)
+        self._folders: dict[str, Folders] = {}
 
     async def open(self) -> None:
         self._config = await asyncio.to_thread(_made_ready, self._config)
@@ -97,6 +99,8 @@ class Workshop:
             self._looked_at = now
             if changed(self._config):
                 self._config = _reread(self.app.settings, self._config)
+                self._sources = Folder(self._config.sources_root)
+                self._folders.clear()
         return self._config
 
     def rag(self, rag_id: str) -> RagConfig:
@@ -107,31 +111,32 @@ class Workshop:
         return self.config.rag(rag_id)
 
     def folders(self, rag: RagConfig) -> Folders:
-        root = self.config.folder_of(rag)
-        if root not in self._folders:
-            self._folders[root] = Folders(*(Folder(root / name) for name in Folders._fields))
-        return self._folders[root]
+        directory = rag.sources.directory or rag.rag_id
+        found = self._folders.get(directory)
+        if found is None:
+            root = self.config.folder_of(rag)
+            found = self._folders[directory] = Folders(
+                Folder(root / "incoming"), Folder(root / "processed"), Folder(root / "failed"),
+                root.relative_to(self.config.sources_root).as_posix(),
+            )  # fmt: skip
+        return found
 
     def place_of(self, rag: RagConfig, source_path: str) -> tuple[Folder, str]:
         """The folder of the RAG, and the path below it, that a path of a message means."""
-        sources = self.config.sources_root
-        relative = PurePosixPath(Folder(sources).relative(source_path))
-        root = PurePosixPath(self.config.folder_of(rag).relative_to(sources))
-        folders = self.folders(rag)
-        for folder in (folders.incoming, folders.processed):
-            place = root / folder.root.name
-            if relative != place and relative.is_relative_to(place):
-                return folder, unescaped(str(relative.relative_to(place)))
+        relative, folders = self._sources.relative(source_path), self.folders(rag)
+        for folder, name in ((folders.incoming, "incoming"), (folders.processed, "processed")):
+            place = f"{folders.below}/{name}/"
+            if relative.startswith(place):
+                return folder, unescaped(relative[len(place) :])
         raise FileRefused(
             f"{source_path[:200]!r} is not in incoming/ of RAG {rag.rag_id!r}",
             "ERR_PATH_OUTSIDE",
-            (f"Put the file below {root / 'incoming'} in the folder of all sources",),
+            (f"Put the file below {folders.below}/incoming in the folder of all sources",),
         )
 
     def path_of(self, rag: RagConfig, name: str, folder: str = "incoming") -> str:
         """The path that a message has for a file; see `place_of`."""
-        place = self.config.folder_of(rag).relative_to(self.config.sources_root)
-        return escaped(str(PurePosixPath(place, folder, name)))
+        return escaped(f"{self.folders(rag).below}/{folder}/{name}")
 
     # ---- RAGs as they are
 
