@@ -255,3 +255,46 @@ async def test_an_embedder_that_fails_during_a_rebuild_costs_retries_only(librar
         await rebuilt(library, rag)
         assert (await library.documents.rag(rag.id)).model == "large"
         assert await rag.total() == 2
+
+
+async def test_chunks_that_change_during_a_rebuild_are_those_that_are_found_after_it(library):
+    async with EmbeddingApi(4) as api:
+        rag = library.rag(embeddings=of_model(api, "m"))
+        text = paragraphs("one", "two")
+        await rag.take("a.txt", text)
+        await rag.take("b.txt", text)
+        async with library.paused():
+            first = await library.documents.reindex(rag.id)
+            library.rag(rag.id, embeddings=of_model(api, "m"), **WHOLE)
+            second = await library.documents.reindex(rag.id)
+            assert second.collection != first.collection
+            assert (second.jobs, second.missing) == (2, 2)
+        await rebuilt(library, rag)
+        assert await texts(rag) == {text}
+        assert await rag.total() == 2
+        assert await collections(library, rag) == [second.collection]
+        assert (await library.documents.wait(first.batch_id)).counts == {"done": 2}
+
+
+async def test_a_collection_with_chunks_of_two_kinds_does_not_take_over(library, monkeypatch):
+    """A worker that has not seen the RAG's file change has written the old ones into it."""
+    rag = library.rag()
+    text = paragraphs("one", "two")
+    await rag.take("a.txt", text)
+    await rag.take("b.txt", paragraphs("three"))
+    before = library.documents._workshop.config.rags[rag.id]
+    library.rag(rag.id, **WHOLE)
+    known, stale = library.documents._workshop.rag, [before]
+
+    def seen(rag_id):
+        after = known(rag_id)
+        return stale.pop() if stale and rag_id == rag.id else after
+
+    async with library.paused():
+        first = await library.documents.reindex(rag.id)
+        monkeypatch.setattr(library.documents._workshop, "rag", seen)
+    await rebuilt(library, rag)
+    assert await texts(rag) == {text, paragraphs("three")}
+    assert await rag.total() == 2
+    assert await rag.collection() != first.collection
+    assert await collections(library, rag) == [await rag.collection()]

@@ -15,21 +15,30 @@ class RebuildBook:
     def __init__(self, tables: Tables) -> None:
         self._tables = tables
 
-    async def begin(self, row: RagRow, batch_id: str) -> RagRow:
+    async def begin(self, row: RagRow, batch_id: str) -> RagRow | None:
         """Note the collection that is to take over (the row's shadow); the row that holds.
 
-        A rebuild that is under way goes on if it makes the same vectors.
+        None if another has begun a rebuild since the row was read: its name may be taken.
+
+        A rebuild that is under way goes on if it makes the same chunks and vectors, of all that it
+        has copied.
         """
 
-        def work(tables: Transaction) -> RagRow:
+        def work(tables: Transaction) -> RagRow | None:
             held = rag_of(tables, row.rag_id)
-            if held.shadow and held.shadow_embeddings == row.shadow_embeddings:
+            if held.version != row.version:
+                return None
+            is_same = (held.shadow_embeddings, held.shadow_recipe) == (
+                (row.shadow_embeddings, row.shadow_recipe)
+            )
+            if held.shadow and is_same and not _is_mixed(tables, held):
                 return held
             tables.execute(
                 "UPDATE rag_rags SET shadow = ?, shadow_model = ?, shadow_dimension = ?, "
-                "shadow_embeddings = ?, batch_id = ?, version = version + 1 WHERE rag_id = ?",
+                "shadow_embeddings = ?, shadow_recipe = ?, batch_id = ?, version = version + 1 "
+                "WHERE rag_id = ?",
                 *(row.shadow, row.shadow_model, row.shadow_dimension, row.shadow_embeddings),
-                *(batch_id, row.rag_id),
+                *(row.shadow_recipe, batch_id, row.rag_id),
             )
             tables.execute(
                 "DELETE FROM rag_copies WHERE rag_id = ? AND physical <> ?", row.rag_id, row.shadow
@@ -42,6 +51,10 @@ class RebuildBook:
         """Documents that are found, but not in this state in the collection being built."""
         rows = await self._tables.read(lambda tables: not_copied(tables, rag_id, shadow, limit))
         return [made(DocumentRow, row) for row in rows]
+
+    async def is_mixed(self, row: RagRow) -> bool:
+        """Whether the collection that is being built has chunks by another recipe than its own."""
+        return await self._tables.read(lambda tables: _is_mixed(tables, row))
 
     async def copies(self, rag_id: str, shadow: str) -> dict[str, int]:
         """How many chunks the collection that is being built has of each document."""
@@ -77,7 +90,7 @@ class RebuildBook:
                 "UPDATE rag_rags SET physical = shadow, model = shadow_model, "
                 "dimension = shadow_dimension, embeddings = shadow_embeddings, former = physical, "
                 "shadow = '', shadow_model = '', shadow_dimension = 0, shadow_embeddings = '', "
-                "batch_id = '' WHERE rag_id = ?",
+                "shadow_recipe = '', batch_id = '' WHERE rag_id = ?",
                 rag_id,
             )
             # The numbers of chunks are those of the copies; what was left behind is not found.
@@ -109,3 +122,11 @@ class RebuildBook:
                 "UPDATE rag_rags SET former = '' WHERE rag_id = ? AND former = ?", rag_id, former
             )
         )
+
+
+def _is_mixed(tables: Transaction, row: RagRow) -> bool:
+    found = tables.execute(
+        "SELECT 1 FROM rag_copies WHERE rag_id = ? AND physical = ? AND recipe <> ? LIMIT 1",
+        *(row.rag_id, row.shadow, row.shadow_recipe),
+    )
+    return bool(found)

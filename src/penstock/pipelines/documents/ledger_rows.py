@@ -29,6 +29,8 @@ class RagRow(msgspec.Struct, frozen=True, kw_only=True):
     shadow_model: str = ""
     shadow_dimension: int = 0
     shadow_embeddings: str = ""
+    shadow_recipe: str = ""
+    """Of all copies in the shadow: chunks of two kinds would be found beside each other."""
     batch_id: str = ""
     """Of the jobs that fill the shadow."""
     former: str = ""

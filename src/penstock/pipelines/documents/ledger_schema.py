@@ -19,6 +19,7 @@ _TABLES = (
         shadow_model TEXT NOT NULL DEFAULT '',
         shadow_dimension BIGINT NOT NULL DEFAULT 0,
         shadow_embeddings TEXT NOT NULL DEFAULT '',
+        shadow_recipe TEXT NOT NULL DEFAULT '',
         batch_id TEXT NOT NULL DEFAULT '',
         former TEXT NOT NULL DEFAULT ''
     )

@@ -49,10 +49,13 @@ def document_of(tables: Transaction, rag_id: str, doc_id: str) -> DocumentRow | 
 
 
 def not_copied(tables: Transaction, rag_id: str, shadow: str, limit: int) -> list[Row]:
+    """Documents that are found, and not in this state and by its recipe in the shadow."""
     return tables.execute(
         f"SELECT {DOCUMENT} FROM rag_documents d WHERE rag_id = ? AND sealed > 0 AND NOT EXISTS ("
         "SELECT 1 FROM rag_copies c WHERE c.rag_id = d.rag_id AND c.doc_id = d.doc_id "
-        "AND c.physical = ? AND c.generation = d.sealed) ORDER BY doc_id LIMIT ?",
+        "AND c.physical = ? AND c.generation = d.sealed AND c.recipe = ("
+        "SELECT r.shadow_recipe FROM rag_rags r WHERE r.rag_id = d.rag_id)) "
+        "ORDER BY doc_id LIMIT ?",
         *(rag_id, shadow, limit),
     )
 

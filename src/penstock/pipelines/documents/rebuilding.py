@@ -16,7 +16,7 @@ from penstock.pipelines.documents.ids import new_batch_id, new_job_id, physical_
 from penstock.pipelines.documents.ledger_rows import DocumentRow, RagRow
 from penstock.pipelines.documents.message import JobMessage, JobOptions, now_text
 from penstock.pipelines.documents.sending import Sent, send
-from penstock.pipelines.documents.workshop import Workshop, embeddings_text
+from penstock.pipelines.documents.workshop import Workshop, embeddings_text, recipe_of
 
 __all__ = ["Rebuild", "Rebuilding"]
 
@@ -47,18 +47,20 @@ class Rebuilding:
 
     async def begin(self, rag: RagConfig) -> Rebuild:
         """Begin a rebuild as the RAG's file says now, or go on with the one under way."""
-        workshop = self._workshop
-        row = await workshop.fresh_row(rag)
-        embedder = await workshop.embedder(rag)
-        wanted = msgspec.structs.replace(
-            row,
-            shadow=physical_name(rag.alias, row.version + 1),
-            shadow_model=embedder.model,
-            shadow_dimension=embedder.dimension,
-            shadow_embeddings=embeddings_text(rag.embeddings),
-        )
-        former = row.shadow
-        row = await workshop.ledger.rebuilds.begin(wanted, new_batch_id(rag.rag_id))
+        workshop, row = self._workshop, None
+        embedder, former = await workshop.embedder(rag), ""
+        while row is None:
+            known = await workshop.fresh_row(rag)
+            wanted = msgspec.structs.replace(
+                known,
+                shadow=physical_name(rag.alias, known.version + 1),
+                shadow_model=embedder.model,
+                shadow_dimension=embedder.dimension,
+                shadow_embeddings=embeddings_text(rag.embeddings),
+                shadow_recipe=recipe_of(rag, embedder.model),
+            )
+            former = known.shadow
+            row = await workshop.ledger.rebuilds.begin(wanted, new_batch_id(rag.rag_id))
         await workshop.vectors.create(row.shadow, row.shadow_dimension)
         if former and former != row.shadow:
             await workshop.vectors.drop(former)
@@ -75,6 +77,8 @@ class Rebuilding:
         missing = await ledger.rebuilds.missing(rag.rag_id, row.shadow, 1)
         if missing and await ledger.jobs.failed_of(row.batch_id):
             return None  # somebody has to look at these first: `explain` tells
+        if missing and await self._has_changed(rag, row):
+            return await self.begin(rag)
         try:
             return await self._fill(rag, row)
         except DocumentRefused as error:
@@ -111,6 +115,12 @@ class Rebuilding:
             await workshop.ledger.rebuilds.drop_former(rag.rag_id, row.former)
         logger.info("RAG %s: collection %s has taken over", rag.rag_id, row.physical)
         return row
+
+    async def _has_changed(self, rag: RagConfig, row: RagRow) -> bool:
+        """Whether the RAG's file was edited so that workers make other chunks for the shadow."""
+        if recipe_of(rag, row.shadow_model) != row.shadow_recipe:
+            return True
+        return await self._workshop.ledger.rebuilds.is_mixed(row)
 
     async def _verify(self, row: RagRow) -> None:
         """Find copies whose points a crash of the machine has cost: they are to be made again."""
