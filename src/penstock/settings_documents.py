@@ -49,7 +49,7 @@ class DocumentSettings(Group):
     section: ClassVar[str] = "documents"
     config: str | None = None
     """Path of `client.yaml`; without one `documents/client.yaml` in `home`, if it is there."""
-    concurrency: Annotated[int, Meta(ge=1, le=1_000)] = 16
+    concurrency: Annotated[int, Meta(ge=1, le=1_000)] = 32
     """Documents that one worker process has in hand."""
     parsers: Annotated[int, Meta(ge=0, le=256)] = 0
     """Processes of one worker that read files; 0 for as many as there are processors."""

@@ -45,6 +45,7 @@ class Case:
         self.retries = job.attempt - 1 if job is not None else 0
         self.max_retries = max(job.max_attempts - 1, 0) if job is not None else message.max_retries
         self.digest = self.recipe = ""
+        self.size = 0
         self.identity: Identity | None = None
         """Of the file, once it is open: whatever takes its place is not ours to move."""
         self.generation = 0

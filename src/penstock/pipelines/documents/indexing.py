@@ -87,7 +87,7 @@ class Indexer:
             chunking=case.rag.chunking,
             ocr=case.rag.sources.ocr,
             by_content=case.message.options.skip_validation,
-            spool=self._spool(case) if file.size >= _SPOOLED else None,
+            spool=self._spool(case) if case.size >= _SPOOLED else None,
         ):
             self._metrics.spent("parse", time.perf_counter() - began)
             indexed.type, indexed.title = part.type, indexed.title or part.title
@@ -111,7 +111,8 @@ class Indexer:
 
     def forget_parts(self, case: Case) -> None:
         """Remove what was kept for a repetition."""
-        shutil.rmtree(self._spool(case), ignore_errors=True)
+        if case.size >= _SPOOLED:
+            shutil.rmtree(self._spool(case), ignore_errors=True)
 
     async def _write(self, writing: _Writing, part: Part, indexed: Indexed) -> None:
         most = self._workshop.settings.upsert

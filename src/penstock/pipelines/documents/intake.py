@@ -83,7 +83,7 @@ class Intake:
             case.identity = file.identity
             if not case.message.options.skip_validation:
                 check_extension(case.rag, case.goes_by)
-            case.digest = await _digest(file)
+            case.digest, case.size = await _digest(file), file.size
             begun = await self._begin(case)
             case.generation = begun.generation if begun.verdict == "go" else 0
             if begun.verdict == "superseded":
@@ -286,7 +286,7 @@ class Intake:
         if document.digest != message.digest:
             return await self._copied_later(case)
         with case.place.open(case.name, max_bytes=case.rag.max_bytes) as file:
-            case.digest = await _digest(file)
+            case.digest, case.size = await _digest(file), file.size
             if case.digest != document.digest:
                 if document.state in {"sealed", "processing"}:
                     return await self._copied_later(case)

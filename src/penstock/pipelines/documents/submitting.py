@@ -24,6 +24,9 @@ from penstock.stores.files.naming import escaped
 __all__ = ["Given", "Refusal", "Submission", "SubmitWords", "Submitting"]
 
 
+_TOGETHER, _COPIERS = 32, 4
+
+
 class Given(msgspec.Struct, frozen=True, kw_only=True):
     """A file to take in."""
 
@@ -95,24 +98,56 @@ class Submitting:
         batch_id = new_batch_id(rag.rag_id)
         # By the server's clock: whoever submits later, anywhere, has the later time.
         now = text_of(await self._workshop.queue.server_ms())
-        prepared = await asyncio.to_thread(self._prepare, rag, files, words, batch_id, now, dry_run)
-        messages = [one for one in prepared if isinstance(one, JobMessage)]
-        refused = tuple(one for one in prepared if isinstance(one, Refusal))
-        if dry_run:
-            sent = [Sent(job_id="", document=one.document, created=False) for one in messages]
-        else:
-            sent = await send(self._workshop.queue, messages, words.priority)
-            await asyncio.to_thread(self._drop_copies, rag, messages, sent)
-            jobs = [(job.job_id, job.document) for job in sent]
-            if jobs:
-                await self._workshop.ledger.jobs.enter(rag.rag_id, batch_id, jobs)
+        sent: list[Sent] = []
+        refused: list[Refusal] = []
+
+        async def submit_some(some: Sequence[Given]) -> None:
+            prepared = await asyncio.to_thread(
+                self._prepare, rag, some, words, batch_id, now, dry_run
+            )
+            refused.extend(one for one in prepared if isinstance(one, Refusal))
+            messages = [one for one in prepared if isinstance(one, JobMessage)]
+            if dry_run:
+                sent.extend(
+                    Sent(job_id="", document=one.document, created=False) for one in messages
+                )
+            elif messages:
+                sent.extend(await self._send(rag, batch_id, messages, words.priority))
+
+        # Workers have the first before the last is copied, and the disk syncs some at a time.
+        at_once = asyncio.Semaphore(_COPIERS)
+
+        async def in_turn(first: int) -> None:
+            async with at_once:
+                await submit_some(files[first : first + _TOGETHER])
+
+        try:
+            async with asyncio.TaskGroup() as group:
+                for first in range(0, len(files), _TOGETHER):
+                    group.create_task(in_turn(first))
+        except BaseExceptionGroup as failures:
+            raise failures.exceptions[0] from None
         return Submission(
             rag_id=rag.rag_id,
             batch_id=batch_id,
-            jobs=tuple(sent),
-            refused=refused,
+            jobs=tuple(sorted(sent, key=lambda job: job.document)),
+            refused=tuple(sorted(refused, key=lambda one: one.path)),
             dry_run=dry_run,
         )
+
+    async def _send(
+        self,
+        rag: RagConfig,
+        batch_id: str,
+        messages: Sequence[JobMessage],
+        priority: Priority | None,
+    ) -> list[Sent]:
+        sent = await send(self._workshop.queue, messages, priority)
+        if not all(job.created for job in sent):
+            await asyncio.to_thread(self._drop_copies, rag, messages, sent)
+        jobs = [(job.job_id, job.document) for job in sent]
+        await self._workshop.ledger.jobs.enter(rag.rag_id, batch_id, jobs)
+        return sent
 
     def _drop_copies(
         self, rag: RagConfig, messages: Sequence[JobMessage], sent: Sequence[Sent]
