@@ -29,7 +29,7 @@ up: $(VENV)/.core
 	@exec $(BIN)/penstock up
 
 test: $(VENV)/.dev
-	$(BIN)/pytest -n 3 --dist loadfile
+	$(BIN)/pytest -n 4 --dist loadfile
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff format --check
