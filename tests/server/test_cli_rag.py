@@ -97,6 +97,21 @@ def test_check_finds_every_mistake_and_list_goes_on(office, rags):
     assert office("rag", "check", "faq").returncode == 0
 
 
+def test_a_rag_whose_embedder_cannot_be_opened_hides_no_other(office, rags):
+    office.ok("rag", "create", "faq")
+    (rags / "bad.yaml").write_text(
+        "rag_id: bad\nembeddings: {provider: python, model: 'no_such_module:make'}\n"
+    )
+    done = office("rag", "list")
+    assert done.returncode == 0, done
+    states = {line.split()[-1]: line for line in done.stdout.splitlines()[1:]}
+    assert " ok " in states["faq"]
+    assert "cannot be used" in states["bad"]
+    assert "penstock: bad: embedder: " in done.stderr
+    assert "no_such_module" in done.stderr
+    assert "no_such_module" in office.ok("rag", "show", "bad")
+
+
 def test_check_finds_mistakes_in_client_yaml(office):
     wrong = office.file("client.yaml", "qdrant: {urll: x}\nredis: {db: -1}\n")
     done = office("rag", "--client", wrong, "check")

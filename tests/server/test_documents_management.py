@@ -96,6 +96,7 @@ async def test_a_whole_batch_is_cancelled(library):
         assert sorted(cancelled) == sorted(job.job_id for job in submission.jobs)
         view = await library.documents.batch(submission.batch_id)
         assert (view.counts, view.is_final) == ({"cancelled": 5}, True)
+        assert (view.status, view.as_json()["status"]) == ("cancelled", "cancelled")
     assert await rag.finds("number") == []
 
 
@@ -294,3 +295,20 @@ async def test_other_chunks_are_wanted_after_the_file_of_a_rag_has_changed(libra
     report = await synced(library, rag)
     assert (report.changed, report.unchanged) == (("a.txt",), 0)
     assert await rag.total() == 1
+
+
+# ---- RAGs
+
+
+async def test_a_rag_whose_embedder_cannot_be_opened_hides_no_other(library):
+    good, bad = library.rag(), library.rag()
+    await bad.take("a.txt", paragraphs("a"))
+    library.rag(bad.id, embeddings={"provider": "python", "model": "no_such_module:embed"})
+    new = library.rag(embeddings={"provider": "python", "model": "no_such_module:embed"})
+    views = {view.rag_id: view for view in await library.documents.rags()}
+    assert views[good.id].trouble == ""
+    assert "no_such_module" in views[bad.id].trouble
+    assert (views[bad.id].chunks, views[bad.id].documents) == (1, {"indexed": 1})
+    assert views[bad.id].model == (await library.documents.rag(good.id)).model
+    assert "no_such_module" in views[new.id].trouble
+    assert views[new.id].dimension == 0

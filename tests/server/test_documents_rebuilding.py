@@ -120,6 +120,26 @@ async def test_another_model_is_told_and_takes_over_by_a_rebuild(library):
         assert await collections(library, rag) == [f"{rag.id}--v2"]
 
 
+async def test_documents_with_other_chunks_than_the_file_asks_for_are_told(library):
+    rag = library.rag()
+    await rag.take("a.txt", paragraphs("one", "two"))
+    await rag.take("b.txt", paragraphs("three", "four"))
+    assert (await library.documents.rag(rag.id)).needs_reindex == ""
+    library.rag(rag.id, **WHOLE)
+    needs = (await library.documents.rag(rag.id)).needs_reindex
+    assert needs == "2 documents are split or read otherwise than its file says now"
+    await rag.take("b.txt", paragraphs("three", "four", "five"))
+    needs = (await library.documents.rag(rag.id)).needs_reindex
+    assert needs == "1 document is split or read otherwise than its file says now"
+    await library.documents.reindex(rag.id)
+    await rebuilt(library, rag)
+    assert (await library.documents.rag(rag.id)).needs_reindex == ""
+    library.rag(rag.id, **WHOLE, sources={"ocr": True})
+    assert (await library.documents.rag(rag.id)).needs_reindex.startswith("2 documents")
+    await library.documents.forget(rag.id, ["a.txt", "b.txt"])
+    assert (await library.documents.rag(rag.id)).needs_reindex == ""
+
+
 async def test_what_happens_during_a_rebuild_is_right_after_it(library):
     async with EmbeddingApi(4) as small, EmbeddingApi(8) as large:
         rag = library.rag(embeddings=of_model(small, "small"))

@@ -31,7 +31,7 @@ def rag(client: str | None) -> None:
 @json_option
 @pass_place
 def list_rags(settings: Settings, as_json: bool) -> None:
-    """List every RAG; those whose files are wrong are named on standard error."""
+    """List every RAG; what is wrong with any of them is told on standard error."""
 
     async def look(documents: Documents) -> tuple[list[RagView], dict[str, tuple[str, ...]]]:
         return await documents.rags(), dict(documents.problems)
@@ -48,6 +48,9 @@ def list_rags(settings: Settings, as_json: bool) -> None:
         table(("DOCUMENTS", "CHUNKS", "MODEL", "STATE", "RAG"), rows)
     else:
         say("no RAGs")
+    for one in found:
+        if one.trouble:
+            say(f"penstock: {one.rag_id}: {one.trouble}", err=True)
     for file, said in problems.items():
         say(f"penstock: {file}: {'; '.join(said)}", err=True)
 
@@ -59,6 +62,8 @@ def _there(view: RagView) -> dict[str, int]:
 def _state(view: RagView) -> str:
     if view.rebuilding:
         return "being rebuilt"
+    if view.trouble:
+        return "cannot be used"
     return "needs reindex" if view.needs_reindex else "ok"
 
 
@@ -83,6 +88,7 @@ def show(settings: Settings, rag_id: str, as_json: bool) -> None:
         "folder": view.folder,
         "rebuilding": view.rebuilding,
         "reindex": view.needs_reindex,
+        "trouble": view.trouble,
     }
     for name, value in facts.items():
         if value:

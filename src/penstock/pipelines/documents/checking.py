@@ -5,12 +5,53 @@ from __future__ import annotations
 from penstock.errors import PenstockError
 from penstock.pipelines.documents.configuration import RagConfig
 from penstock.pipelines.documents.ledger_rows import RagRow
-from penstock.pipelines.documents.workshop import Workshop
+from penstock.pipelines.documents.views import RagView
+from penstock.pipelines.documents.workshop import Workshop, recipe_of
 
-__all__ = ["check_rag"]
+__all__ = ["check_rag", "view_rag"]
 
 _FLOAT = 4
 _PROBE = "Is anybody there?"
+
+
+async def view_rag(workshop: Workshop, rag: RagConfig) -> RagView:
+    """A RAG as it is configured and as it is.
+
+    Costs three questions to the ledger, and the opening of its embedder.
+    """
+    ledger = workshop.ledger
+    row = await ledger.rag(rag.rag_id)
+    counts = await ledger.counts(rag.rag_id)
+    model, needs, trouble = rag.embeddings.model, "", ""
+    try:
+        model = (await workshop.embedder(rag)).model
+        if row is not None and row.model != model:
+            needs = f"it is indexed with {row.model}, its file says {model}"
+    except (PenstockError, OSError) as error:
+        trouble = f"embedder: {error}"
+    if row is not None and not needs:
+        # Its model is another matter: that of the row makes the same recipe, if nothing else does.
+        needs = _otherwise(await ledger.rebuilds.outdated(rag.rag_id, recipe_of(rag, row.model)))
+    return RagView(
+        rag_id=rag.rag_id,
+        description=rag.description,
+        collection=rag.alias,
+        model=row.model if row is not None else model,
+        dimension=row.dimension if row is not None else 0,
+        documents={state: count for state, count in counts.items() if state != "chunks"},
+        chunks=counts.get("chunks", 0),
+        folder=str(workshop.config.folder_of(rag)),
+        rebuilding=row.shadow if row is not None else "",
+        needs_reindex=needs,
+        trouble=trouble,
+    )
+
+
+def _otherwise(count: int) -> str:
+    if not count:
+        return ""
+    are = "1 document is" if count == 1 else f"{count:,} documents are"
+    return f"{are} split or read otherwise than its file says now"
 
 
 async def check_rag(workshop: Workshop, rag: RagConfig, *, probe: bool = False) -> list[str]:

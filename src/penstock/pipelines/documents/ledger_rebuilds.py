@@ -75,6 +75,17 @@ class RebuildBook:
             )
         )
 
+    async def outdated(self, rag_id: str, recipe: str) -> int:
+        """How many documents are found that were made by another recipe."""
+        rows = await self._tables.read(
+            lambda tables: tables.execute(
+                "SELECT COUNT(*) FROM rag_documents "
+                "WHERE rag_id = ? AND sealed > 0 AND recipe <> ?",
+                *(rag_id, recipe),
+            )
+        )
+        return int(rows[0][0])
+
     async def swap(self, rag_id: str, shadow: str, *, force: bool = False) -> RagRow | None:
         """Let the collection that was built take over; None if it is not complete (yet)."""
 

@@ -34,7 +34,6 @@ from penstock.pipelines.documents.views import (
     BatchView,
     RagView,
     file_view,
-    rag_view,
     status_of,
 )
 from penstock.pipelines.documents.watcher import Watcher
@@ -256,16 +255,12 @@ class Documents:
     # ---- RAGs
 
     async def rags(self) -> list[RagView]:
-        """Every RAG that is configured and can be used."""
+        """Every RAG whose file can be read; `trouble` tells of one that cannot be used."""
         return [await self.rag(rag_id) for rag_id in self.rag_ids]
 
     async def rag(self, rag_id: str) -> RagView:
-        workshop = self._workshop
-        rag = workshop.rag(rag_id)
-        row = await workshop.ledger.rag(rag_id)
-        embedder = await workshop.embedder(rag)
-        counts = await workshop.ledger.counts(rag_id)
-        return rag_view(rag, row, counts, embedder.model, str(workshop.config.folder_of(rag)))
+        """A RAG as it is configured and as it is; RagMissing or ConfigurationWrong."""
+        return await checking.view_rag(self._workshop, self._workshop.rag(rag_id))
 
     async def check(self, rag_id: str, *, probe: bool = False) -> list[str]:
         """What is wrong with a RAG, beside its file; `probe` asks its embedder as well."""
@@ -293,7 +288,7 @@ class Documents:
         return (await self._rebuilding.swap(self._workshop.rag(rag_id), force=force)).physical
 
     async def health(self) -> health.DocumentsHealth:
-        """Whether documents can be taken in now; never raises."""
+        """Whether documents can be taken in now; never raises. Needs no `open`."""
         return await health.check(self._workshop)
 
     # ---- the worker's side

@@ -7,8 +7,7 @@ from typing import Any
 
 import msgspec
 
-from penstock.pipelines.documents.configuration import RagConfig
-from penstock.pipelines.documents.ledger_rows import JobRow, RagRow
+from penstock.pipelines.documents.ledger_rows import JobRow
 from penstock.pipelines.documents.message import STATUS_FIELDS
 from penstock.queues.records import JobRecord
 
@@ -74,10 +73,13 @@ class BatchView(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def status(self) -> str:
-        """Of the batch: what its least happy file allows."""
+        """queued, processing, or how it ended: failed if any file has, cancelled if all were."""
         if not self.is_final:
             return "processing" if self.ended or self.counts.get("processing") else "queued"
-        return "failed" if self.counts.get("failed") else "done"
+        ended = {file.status for file in self.files}
+        if ended - {"done", "cancelled"}:
+            return "failed"
+        return "cancelled" if ended == {"cancelled"} else "done"
 
     def as_json(self) -> dict[str, Any]:
         return {
@@ -111,6 +113,8 @@ class RagView(msgspec.Struct, frozen=True, kw_only=True):
     """The collection that is being built."""
     needs_reindex: str = ""
     """Why what is indexed is not what its file asks for."""
+    trouble: str = ""
+    """Why it cannot be used now: its embedder cannot be opened."""
 
 
 CRASHED = "ERR_WORKER_CRASHED"
@@ -173,23 +177,3 @@ def status_of(record: JobRecord) -> dict[str, Any]:
         view["stage"] = progress.note or record.status
         view["progress"] = {"done": progress.done, "total": progress.total}
     return view
-
-
-def rag_view(
-    rag: RagConfig, row: RagRow | None, counts: dict[str, int], model: str, folder: str
-) -> RagView:
-    needs = ""
-    if row is not None and row.model != model:
-        needs = f"it is indexed with {row.model}, its file says {model}"
-    return RagView(
-        rag_id=rag.rag_id,
-        description=rag.description,
-        collection=rag.alias,
-        model=row.model if row is not None else model,
-        dimension=row.dimension if row is not None else 0,
-        documents={state: count for state, count in counts.items() if state != "chunks"},
-        chunks=counts.get("chunks", 0),
-        folder=folder,
-        rebuilding=row.shadow if row is not None else "",
-        needs_reindex=needs,
-    )
