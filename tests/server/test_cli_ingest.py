@@ -310,6 +310,7 @@ def test_waiting_jobs_can_be_cancelled(idle):
     assert idle.json("ingest", "status", "--batch", told["batch_id"])["counts"] == {"cancelled": 3}
     follow = idle("ingest", "status", "--batch", told["batch_id"], "--follow")
     assert follow.returncode == 1
+    assert follow.stdout.splitlines()[0] == f"{told['batch_id']} of RAG {rag}: cancelled"
 
 
 def test_a_dry_run_changes_nothing(idle):
@@ -376,8 +377,26 @@ def test_a_store_or_server_that_is_away_is_code_4(idle):
     rag = idle.rag()
     away = idle.file("away.yaml", "qdrant: {url: 'http://127.0.0.1:1', timeout: 1}\n")
     assert refused(idle("ingest", "--client", away, "search", "--rag", rag, "x"), 4, "127.0.0.1:1")
-    done = idle("ingest", "health", PENSTOCK_URL="redis://127.0.0.1:1")
+    done = idle("ingest", "list", "--rag", rag, PENSTOCK_URL="redis://127.0.0.1:1")
     assert refused(done, 4, "127.0.0.1:1")
+
+
+def test_health_tells_of_each_part_whichever_is_away(idle):
+    done = idle("ingest", "health", PENSTOCK_URL="redis://127.0.0.1:1")
+    assert (done.returncode, done.stderr) == (4, "")
+    lines = [line.split() for line in done.stdout.splitlines()]
+    assert lines[0][:2] == ["NOT", "OK"]
+    assert lines[0][-1] == "redis://127.0.0.1:1"
+    assert lines[1:4] == [["redis", "away"], ["vectors", "ok"], ["ledger", "ok"]]
+    away = idle.file("away.yaml", "qdrant: {url: 'http://127.0.0.1:1', timeout: 1}\n")
+    done = idle("ingest", "--client", away, "health", "--json")
+    told = json.loads(done.stdout)
+    assert (done.returncode, done.stderr) == (4, "")
+    assert (told["redis_ok"], told["qdrant_ok"], told["ledger_ok"]) == (True, False, True)
+    done = idle("ingest", "health", "--json", PENSTOCK_TABLES_URL="postgresql://127.0.0.1:1/x")
+    told = json.loads(done.stdout)
+    assert (done.returncode, done.stderr) == (4, "")
+    assert (told["redis_ok"], told["qdrant_ok"], told["ledger_ok"]) == (True, True, False)
 
 
 def test_health_tells_that_nobody_works(idle):

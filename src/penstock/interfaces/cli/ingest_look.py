@@ -9,6 +9,7 @@ import click
 import msgspec
 
 from penstock.interfaces.cli.ingest_opening import (
+    ask_health,
     output_option,
     pass_place,
     rag_option,
@@ -185,12 +186,17 @@ def list_documents(
 @json_option
 @pass_place
 def health(settings: Settings, as_json: bool) -> None:
-    """Say whether documents can be taken in now; exits 1 if not, 4 if no server answers."""
-    found = with_documents(settings, lambda documents: documents.health())
+    """Say whether documents can be taken in now; exits 1 if not.
+
+    Exits 4 if the server, the vectors or the ledger does not answer.
+    """
+    found = ask_health(settings)
     if as_json:
         say_json({"ok": found.ok, **msgspec.to_builtins(found)})
     else:
         _show_health(found)
+    if not found.answered:
+        sys.exit(ExitCode.CONNECTION)
     sys.exit(ExitCode.OK if found.ok else ExitCode.FOUND)
 
 

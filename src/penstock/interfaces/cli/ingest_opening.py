@@ -12,15 +12,18 @@ from typing import TYPE_CHECKING, Concatenate, ParamSpec, TypeVar
 import click
 
 from penstock.app import Penstock
-from penstock.errors import ConfigError
+from penstock.errors import ConfigError, PenstockError
 from penstock.interfaces.cli.main import pass_settings, run
+from penstock.interfaces.cli.output import ExitCode, exit_code
 from penstock.settings import Settings
 
 if TYPE_CHECKING:
+    from penstock.pipelines.documents.health import DocumentsHealth
     from penstock.pipelines.documents.service import Documents
 
 __all__ = [
     "INSTALL",
+    "ask_health",
     "client_option",
     "documents_extra",
     "have_documents",
@@ -92,6 +95,27 @@ def servers_of(settings: Settings) -> Settings:
     )
 
     return effective_settings(settings, read_configuration(settings))
+
+
+def ask_health(settings: Settings) -> DocumentsHealth:
+    """Ask how all parts of the pipeline are, those as well that cannot be reached."""
+    from penstock.pipelines.documents.service import Documents
+
+    async def ask() -> DocumentsHealth:
+        app = Penstock(settings=servers_of(settings))
+        documents = Documents(app)
+        try:
+            try:
+                await app.open()
+            except (PenstockError, OSError) as error:
+                if exit_code(error) is not ExitCode.CONNECTION:
+                    raise
+            return await documents.health()
+        finally:
+            await documents.close()
+            await app.close()
+
+    return run(ask())
 
 
 def with_documents(settings: Settings, act: Callable[[Documents], Awaitable[T]]) -> T:

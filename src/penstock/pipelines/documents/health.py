@@ -11,6 +11,7 @@ from penstock.pipelines.documents.metrics import MetricsView
 from penstock.pipelines.documents.sending import QUEUE
 from penstock.pipelines.documents.workshop import Workshop
 from penstock.queues.facts import read_facts
+from penstock.stores.vectors.port import VectorHealth
 
 __all__ = ["DocumentsHealth", "check"]
 
@@ -44,9 +45,14 @@ class DocumentsHealth(msgspec.Struct, frozen=True, kw_only=True):
     def ok(self) -> bool:
         return not self.problems
 
+    @property
+    def answered(self) -> bool:
+        """Whether all that documents need answers: the server, the vectors and the ledger."""
+        return self.redis_ok and self.qdrant_ok and self.ledger_ok
+
 
 async def check(workshop: Workshop) -> DocumentsHealth:
-    """Ask every part; never raises."""
+    """Ask every part, each whether the others answer or not; never raises. Needs no open."""
     problems: list[str] = []
     app = workshop.app
     redis = await app.health()
@@ -58,11 +64,12 @@ async def check(workshop: Workshop) -> DocumentsHealth:
             problems.append(f"queue: {error}")
     else:
         problems.append(f"redis: {redis.status}")
-    vectors = await workshop.vectors.health()
+    vectors = await _vectors(workshop)
     if not vectors.ok:
         problems.append(f"vectors: {vectors.detail}")
     last, ledger_ok = None, True
     try:
+        await workshop.ledger.open()
         last = await workshop.ledger.jobs.latest()
     except Exception as error:  # noqa: BLE001  it is the answer
         ledger_ok = False
@@ -89,6 +96,14 @@ async def check(workshop: Workshop) -> DocumentsHealth:
         problems=tuple(problems),
         checked_at=now_text(),
     )
+
+
+async def _vectors(workshop: Workshop) -> VectorHealth:
+    try:
+        await workshop.vectors.open()
+    except Exception as error:  # noqa: BLE001  it is the answer
+        return VectorHealth(False, str(error))
+    return await workshop.vectors.health()
 
 
 def merged(views: list[MetricsView]) -> MetricsView:
