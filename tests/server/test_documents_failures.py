@@ -426,6 +426,9 @@ async def test_a_producer_may_ask_for_fewer_retries(library, asked, attempts):
             await eventually(lambda number=number: len(api.asked) == number + 1)
         told = await library.ended(job_id)
     assert (told["status"], told["retry_count"]) == ("failed", attempts - 1)
+    assert told["max_retries"] == attempts - 1
+    assert (await library.record(job_id))["max_retries"] == str(attempts - 1)
+    assert rag.note("failed/a.txt.error.json")["max_retries"] == attempts - 1
     assert len(api.asked) == attempts
     assert rag.files() == {"failed": ["a.txt"]}
 

@@ -44,12 +44,18 @@ class GivingUp:
             given_up = await workshop.ledger.failed(
                 attempt, case.generation, code, str(error), is_bad=is_bad
             )
-            if given_up:  # else another worker has the same generation, and it may be found
+            if given_up:
                 row = await workshop.fresh_row(case.rag)
                 await workshop.vectors.delete_generation(row.physical, case.doc_id, case.generation)
+            elif await self._is_found(case):
+                return  # another worker took us for dead, and has done the same job
         if not case.is_stored and not isinstance(error, FileMissing):
             await self._set_aside(case, error, code, moves=moves)
         await workshop.ledger.end_job(attempt, "failed", code, str(error))
+
+    async def _is_found(self, case: Case) -> bool:
+        row = await self._workshop.ledger.document(case.rag.rag_id, case.doc_id)
+        return row is not None and row.sealed == case.generation
 
     async def _set_aside(self, case: Case, error: Exception, code: str, *, moves: bool) -> None:
         body, identity = error_body(case, error, code), case.identity
