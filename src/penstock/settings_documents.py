@@ -62,7 +62,7 @@ class DocumentSettings(Group):
     part_pages: Annotated[int, Meta(ge=1, le=10_000)] = 50
     """Pages of a PDF that are read as one part; an interrupted job goes on after its last one."""
     largest_text: Annotated[int, Meta(ge=1, le=2**31)] = 64 * 1024 * 1024
-    """Most characters that are taken from one document."""
+    """Most characters of a document's text; one that has more is refused."""
     upsert: Annotated[int, Meta(ge=1, le=10_000)] = 256
     """Most vectors of one write."""
     embed_batch: Annotated[int, Meta(ge=1, le=10_000)] = 256

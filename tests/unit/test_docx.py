@@ -231,6 +231,11 @@ def test_an_encoding_that_could_hide_a_document_type_is_refused():
     assert code_of(packed({TYPES: types(), DOCUMENT: long})) == "ERR_DOCX_INVALID"
 
 
+def test_the_main_part_may_have_any_name():
+    for name in ("word/main.xml", "text/body.xml"):
+        assert texts(packed({TYPES: types().replace(DOCUMENT, name), name: body(p("x"))})) == ["x"]
+
+
 def test_what_is_no_docx_is_told():
     whole = document(p("x"))
     assert code_of(b"plain text") == "ERR_DOCX_INVALID"

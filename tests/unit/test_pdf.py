@@ -62,11 +62,15 @@ def test_pages_without_text_are_counted() -> None:
     assert (found.blank, found.failed, [block.page for block in found.blocks]) == (2, 0, [1, 3])
 
 
-def test_text_beyond_the_most_is_cut_off() -> None:
-    found = read(written(["0123456789"] * 5), most=29)
+def test_too_much_text_is_refused_and_not_cut() -> None:
+    data = written(["0123456789"] * 5)
+    most = read(data).end
 
-    assert [block.text for block in found.blocks] == ["0123456789", "0123456789", "01234"]
-    assert found.cut
+    assert read(data, most=most).end == most
+    with pytest.raises(ParseError) as caught:
+        read(data, most=most - 1)
+    assert caught.value.error_code == "ERR_TOO_MUCH_TEXT"
+    assert f"more than {most - 1} characters" in str(caught.value)
 
 
 def test_a_pdf_with_a_password_is_refused_as_encrypted() -> None:

@@ -23,10 +23,10 @@ class Block(msgspec.Struct, frozen=True):
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True):
-    """How much a reader takes from one file. What goes beyond is cut off, or refused as harmful."""
+    """How much a reader takes from one file. What goes beyond is refused."""
 
     largest_text: int
-    """Characters of the whole text: what comes after is left out, with a warning."""
+    """Characters of the whole text."""
     zip_entries: int = 10_000
     """Entries of an archive."""
     zip_bytes: int = 1 << 30

@@ -53,11 +53,11 @@ def read_text(file: BinaryIO, limits: Limits) -> tuple[str, list[str]]:
     most = limits.largest_text * 4 + 4
     data = file.read(most + 1)
     if len(data) > most:
-        raise too_much_text(limits)
+        raise too_much_text(limits.largest_text)
     text, warnings = decode(data)
     text = clean(text, warnings)
     if len(text) > limits.largest_text:
-        raise too_much_text(limits)
+        raise too_much_text(limits.largest_text)
     if not text or text.isspace():
         raise no_text()
     return text, warnings

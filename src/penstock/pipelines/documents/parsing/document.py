@@ -61,10 +61,10 @@ class Progress:
         hopeless = read.failed == pages
         self._failed_in_a_row = self._failed_in_a_row + pages if hopeless else 0
         lost = self._failed_in_a_row >= _HOPELESS
-        self.ended = part.done >= part.total or read.cut or lost
+        self.ended = part.done >= part.total or lost
         if not self.ended:
             return part
-        warnings = (*part.warnings, *self._warnings(cut=read.cut))
+        warnings = (*part.warnings, *self._warnings())
         return msgspec.structs.replace(part, done=part.total, warnings=warnings)
 
     def check(self) -> None:
@@ -81,13 +81,10 @@ class Progress:
     def _unread(self) -> int:
         return self._total - self._done
 
-    def _warnings(self, *, cut: bool) -> list[str]:
+    def _warnings(self) -> list[str]:
         told: list[str] = []
         if self._blank:
             told.append(f"{self._blank} of {self._total} pages have no text (scanned?)")
-        if failed := self._failed + (0 if cut else self._unread()):
+        if failed := self._failed + self._unread():
             told.append(f"{failed} of {self._total} pages could not be read")
-        if cut:
-            most = self._settings.largest_text
-            told.append(f"the text was cut after {most} characters: the rest was left out")
         return told

@@ -5,6 +5,7 @@ from __future__ import annotations
 from penstock.errors import ParseError
 from penstock.pipelines.documents.chunks import Kind
 from penstock.pipelines.documents.parsing.blocks import Block, Limits
+from penstock.pipelines.documents.parsing.codes import explained
 
 __all__ = ["LONGEST_HEADING", "Gathering", "Outline", "Rows", "too_much_text"]
 
@@ -12,12 +13,9 @@ LONGEST_HEADING = 200
 """Characters of a heading in the path of headings, which every chunk below it carries."""
 
 
-def too_much_text(limits: Limits) -> ParseError:
-    return ParseError(
-        f"the document has more than {limits.largest_text:,} characters of text",
-        "ERR_TOO_MUCH_TEXT",
-        ("Divide the document into several", "Raise documents.largest_text"),
-    )
+def too_much_text(most: int) -> ParseError:
+    reason = f"the document has more than {most:,} characters of text"
+    return explained(ParseError, "ERR_TOO_MUCH_TEXT", reason)
 
 
 class Outline:
@@ -60,7 +58,7 @@ class Gathering:
         self.blocks.append(Block(text, kind, None, self.outline.path, self._at))
         self._at += len(text) + 2
         if self._at > self._limits.largest_text + 2:
-            raise too_much_text(self._limits)
+            raise too_much_text(self._limits.largest_text)
 
 
 class Rows:
@@ -84,7 +82,7 @@ class Rows:
         self._rows.append(cells)
         self._size += sum(len(cell) + 3 for cell in cells)
         if self._size > self._limits.largest_text + 3 * self.MOST_COLUMNS:
-            raise too_much_text(self._limits)
+            raise too_much_text(self._limits.largest_text)
 
     def end(self, gathering: Gathering) -> None:
         rows, self._rows, self._size = self._rows, [], 0

@@ -46,7 +46,7 @@ def parse(file: BinaryIO, limits: Limits) -> Parsed:
     most = limits.largest_text * 8  # what is not text takes room as well
     data = file.read(most + 1)
     if len(data) > most:
-        raise too_much_text(limits)
+        raise too_much_text(limits.largest_text)
     found = _CHARSET.search(data[:HEAD_BYTES])
     text, warnings = decode(data, found[1].decode() if found else None)
     text = clean(text, warnings)

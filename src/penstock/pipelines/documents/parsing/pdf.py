@@ -15,6 +15,7 @@ from typing import Any, BinaryIO, Final, cast
 from penstock.errors import DocumentError, ParseError
 from penstock.pipelines.documents.parsing.blocks import Block, Limits, Parsed
 from penstock.pipelines.documents.parsing.codes import explained
+from penstock.pipelines.documents.parsing.gathering import too_much_text
 
 __all__ = ["BETWEEN_PAGES", "Pages", "page_count", "pages"]
 
@@ -57,8 +58,6 @@ class Pages(Parsed):
     """How many of these pages have no text."""
     failed: int = 0
     """How many of these pages could not be read."""
-    cut: bool = False
-    """There was more text than `limits.largest_text`."""
 
 
 def page_count(file: BinaryIO) -> int:
@@ -71,8 +70,9 @@ def pages(
 ) -> Pages:
     """Read the pages from `first` (from 0) up to and without `last`.
 
-    `start` is where their text begins in the whole one. A page that cannot be read is counted, not
-    raised; with `ocr` pages without text are read by `tesseract`.
+    `start` is where their text begins in the whole one, and `limits` are for what follows. A page
+    that cannot be read is counted, not raised; with `ocr` pages without text are read by
+    `tesseract`. ERR_TOO_MUCH_TEXT beyond `limits.largest_text`.
     """
     program = _tesseract() if ocr else None
     with _opened(file) as document:
@@ -89,13 +89,10 @@ def pages(
                 found.blank += 1
                 continue
             where = found.end + (len(BETWEEN_PAGES) if found.end else 0)
-            room = max(0, start + limits.largest_text - where)
-            if taken := text[:room]:
-                found.blocks.append(Block(taken, page=index + 1, start=where))
-                found.end = where + len(taken)
-            if len(text) > room:
-                found.cut = True
-                break
+            found.blocks.append(Block(text, page=index + 1, start=where))
+            found.end = where + len(text)
+            if found.end > start + limits.largest_text:
+                raise too_much_text(start + limits.largest_text)
     return found
 
 

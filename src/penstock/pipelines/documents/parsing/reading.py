@@ -67,9 +67,8 @@ def _read(order: wire.Order, descriptor: int) -> wire.Read:
 
 def _read_pages(order: wire.Order, file: BinaryIO, limits: Limits) -> wire.Read:
     pages = pdf.pages(file, order.first, order.last, limits, order.ocr, start=order.start)
-    done = pages.total if pages.cut else min(order.last, pages.total)
-    part = _part(order, pages, "pdf", done, pages.total)
-    return wire.Read(part, pages.end, pages.blank, pages.failed, pages.cut)
+    part = _part(order, pages, "pdf", min(order.last, pages.total), pages.total)
+    return wire.Read(part, pages.end, pages.blank, pages.failed)
 
 
 def _part(order: wire.Order, parsed: Parsed, found: str, done: int = 1, total: int = 1) -> Part:

@@ -56,6 +56,7 @@ _PARTS_OF_OTHERS: Final = (
 )
 
 _DOCUMENT: Final = re.compile(r"word/document\d*\.xml")  # not every program leaves the number out
+_SOME_PART: Final = re.compile(r"word/[^/]+\.xml")
 
 _EOCD: Final = struct.Struct("<4s4H2LH")
 _DIRECTORY_BYTES: Final = 16 << 20
@@ -167,12 +168,16 @@ def _in_archive(file: BinaryIO, declared: str, limits: Limits | None) -> str:
         if declared in ("", "docx"):
             raise explained(ParseError, "ERR_DOCX_INVALID", "its archive is broken")
         raise _unsupported("a broken archive", declared)
-    if "[content_types].xml" in names and any(map(_DOCUMENT.fullmatch, names)):
+    is_office = "[content_types].xml" in names
+    if is_office and any(map(_DOCUMENT.fullmatch, names)):
         return "docx"
     for beginning, name in _PARTS_OF_OTHERS:
         if any(each.startswith(beginning) for each in names):
             reason = f"the file is {name}: this type is not read"
             raise explained(UnsupportedFile, "ERR_UNSUPPORTED_TYPE", reason)
+    # Its main part may have any name: `[Content_Types].xml` has it, for the reader.
+    if is_office and (declared == "docx" or any(map(_SOME_PART.fullmatch, names))):
+        return "docx"
     if declared == "docx":
         reason = "the file is a ZIP archive, but no DOCX: it has no word/document.xml"
         raise explained(ParseError, "ERR_DOCX_INVALID", reason)

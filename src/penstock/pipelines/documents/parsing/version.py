@@ -8,10 +8,13 @@ from typing import Final
 
 __all__ = ["parser_version"]
 
-_OURS: Final = "1"
+_OURS: Final = "2"
 """Raise it when the same libraries come to read, refuse or split some file differently."""
 
-_LIBRARIES: Final = ("pypdfium2", "lxml", "markdown-it-py", "semantic-text-splitter")
+_LIBRARIES: Final = (
+    *("pypdfium2", "lxml", "markdown-it-py", "semantic-text-splitter"),
+    "charset-normalizer",
+)
 
 
 @cache

@@ -82,8 +82,6 @@ class Read(msgspec.Struct, frozen=True, array_like=True, tag=1):
     """Pages without text."""
     failed: int = 0
     """Pages that could not be read."""
-    cut: bool = False
-    """There was more text than is taken: this is the last part."""
     resident_kb: int = 0
 
 
