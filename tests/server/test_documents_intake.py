@@ -310,5 +310,5 @@ async def test_explain_tells_where_a_job_is_and_why(library):
         job_id = await rag.send("b.txt", paragraphs("c"))
         waiting = await library.documents.explain(job_id)
         assert waiting.lines[0].startswith("queued, attempt 0 of 4")
-        assert any(line.startswith("1 jobs wait, 0 run, 1 workers") for line in waiting.lines)
+        assert any(line == "1 job waits, 0 run, 1 worker lives" for line in waiting.lines)
     assert (await library.ended(job_id))["status"] == "done"

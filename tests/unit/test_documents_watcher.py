@@ -113,6 +113,16 @@ async def test_a_file_that_is_put_there_is_submitted_without_a_rescan(desk):
         await eventually(lambda: desk.names == ["a.txt"])
 
 
+async def test_no_library_logs_each_change(desk, caplog, monkeypatch):
+    monkeypatch.setattr(logging.getLogger("watchfiles"), "level", logging.NOTSET)
+    caplog.set_level(logging.INFO)
+    async with desk.watcher() as service:
+        await listens(service)
+        (desk.incoming / "a.txt").write_text("a")
+        await eventually(lambda: desk.names == ["a.txt"])
+    assert [record for record in caplog.records if record.name.startswith("watchfiles")] == []
+
+
 async def test_a_file_in_a_new_folder_is_submitted_without_a_rescan(desk):
     async with desk.watcher() as service:
         await listens(service)

@@ -44,9 +44,10 @@ async def _lines(
         lines += [f"try: {suggestion}" for suggestion in record.suggestions]
     if record.status in {"queued", "retrying"}:
         state = await health.check(workshop)
-        lines.append(
-            f"{state.queued} jobs wait, {state.processing} run, {state.workers} workers live"
-        )
+        waiting = "1 job waits" if state.queued == 1 else f"{state.queued:,} jobs wait"
+        workers = "1 worker lives" if state.workers == 1 else f"{state.workers:,} workers live"
+        runs = "runs" if state.processing == 1 else "run"
+        lines.append(f"{waiting}, {state.processing:,} {runs}, {workers}")
         lines += [f"in the way: {problem}" for problem in state.problems]
     if document is not None:
         if document.sealed:

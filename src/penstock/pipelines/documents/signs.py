@@ -46,6 +46,7 @@ class Signs:
         quiet: RateLimitedLog,
     ) -> None:
         self._folders, self._woken, self._quiet = folders, woken, quiet
+        _quieten()
         self._loop = asyncio.get_running_loop()
         self._end = threading.Event()
         self._ended = asyncio.Event()
@@ -110,3 +111,10 @@ class Signs:
         except RuntimeError:  # the loop has been closed
             logging.getLogger(__name__).debug("nobody listens any more")
             self._end.set()
+
+
+def _quieten() -> None:
+    """Let the library not tell of each change, unless somebody has asked it to."""
+    log = logging.getLogger("watchfiles")
+    if log.level == logging.NOTSET:
+        log.setLevel(logging.WARNING)
