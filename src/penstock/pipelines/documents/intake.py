@@ -282,6 +282,8 @@ class Intake:
             return await self._copied_later(case)
         await workshop.vectors.create(row.shadow, row.shadow_dimension)
         case.recipe = recipe_of(case.rag, row.shadow_model)
+        if case.recipe != row.shadow_recipe:
+            return await self._copied_later(case)  # the RAG's file has changed
         embedder: Embedder = await workshop.embedder(case.rag, row.shadow_embeddings)
         if document.digest != message.digest:
             return await self._copied_later(case)

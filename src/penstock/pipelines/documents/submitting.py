@@ -127,11 +127,12 @@ class Submitting:
                     group.create_task(in_turn(first))
         except BaseExceptionGroup as failures:
             raise failures.exceptions[0] from None
+        order = {file.document or Folder.label(file.name): at for at, file in enumerate(files)}
         return Submission(
             rag_id=rag.rag_id,
             batch_id=batch_id,
-            jobs=tuple(sorted(sent, key=lambda job: job.document)),
-            refused=tuple(sorted(refused, key=lambda one: one.path)),
+            jobs=tuple(sorted(sent, key=lambda job: order[job.document])),
+            refused=tuple(refused),
             dry_run=dry_run,
         )
 
