@@ -15,13 +15,13 @@ STEPS = (
     *("after move", "after store", "before done", "after done", "after forget_parts"),
     *("after perform", "before finish_jobs", "after finish_jobs"),
 )
-SHORT = {"after upsert", "after seal", "after move", "after done", "before delete_before"}
+SHORT = {"after seal", "after move", "before delete_before"}
 FAILING = (
     *("before failed", "after failed", "before delete_generation", "after delete_generation"),
     *("before set_aside", "before move", "after move", "after set_aside", "before end_job"),
     *("after end_job", "before bury_job", "after bury_job"),
 )
-SHORT_FAILING = {"after failed", "after move", "after end_job"}
+SHORT_FAILING = {"after move"}
 OTHER = "The comet of Valparaiso counts marble dice on Thursdays."
 
 

@@ -79,7 +79,7 @@ POINTS = (
     *("before swap", "after swap", "before alias", "before drop", "after drop"),
     *("before drop_former", "after drop_former", "after perform"),
 )
-SHORT = {"after fill", "after swap", "before drop"}
+SHORT = {"after swap"}
 
 
 @pytest.mark.parametrize(
