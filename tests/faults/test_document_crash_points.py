@@ -130,6 +130,7 @@ async def test_a_bad_edit_leaves_the_version_that_is_found(
         await site.check_found([paper])
 
 
+@pytest.mark.torture
 async def test_three_crashes_in_a_row_are_no_reason_to_give_up(make_site, valkey_server, tmp_path):
     paper = write_paper(tmp_path, 1, "pdf")
     async with make_site(valkey_server.url) as site:

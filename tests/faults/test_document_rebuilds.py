@@ -165,7 +165,14 @@ async def test_a_document_that_is_edited_before_its_copy_is_made_is_copied_as_it
         assert hand.code == 0
 
 
-@pytest.mark.parametrize("point", ["after seal", "before move", "after move"])
+@pytest.mark.parametrize(
+    "point",
+    [
+        "before move",
+        pytest.param("after seal", marks=pytest.mark.torture),
+        pytest.param("after move", marks=pytest.mark.torture),
+    ],
+)
 async def test_a_rebuild_waits_for_a_document_whose_worker_died_before_its_file_was_stored(
     make_site, valkey_server, tmp_path, point
 ):

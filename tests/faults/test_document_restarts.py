@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import signal
 
+import pytest
+
 from penstock.testing.eventually import eventually
 
 from .documents.papers import POISON, Paper, write_notes
@@ -54,6 +56,7 @@ async def test_all_workers_are_killed_at_once_and_others_do_the_rest(
         await site.dismiss()
 
 
+@pytest.mark.torture
 async def test_server_and_workers_are_killed_together(make_site, start_server, tmp_path):
     server = start_server()
     write_notes(tmp_path / "drop", MANY)
@@ -108,6 +111,7 @@ async def replace_the_dead(site):
         await asyncio.sleep(0.1)
 
 
+@pytest.mark.torture
 async def test_a_poisoned_document_can_be_queued_again_when_the_poison_is_known(
     make_site, valkey_server, tmp_path
 ):

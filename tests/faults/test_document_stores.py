@@ -46,6 +46,7 @@ async def test_the_house_of_vectors_is_killed_amid_ingestion(make_site, valkey_s
         await check_all(site, submission, expected, papers[::10])
 
 
+@pytest.mark.torture
 async def test_the_house_of_vectors_freezes_amid_ingestion(make_site, valkey_server, tmp_path):
     write_notes(tmp_path / "drop", 30)
     async with make_site(valkey_server.url, vectors={"answer_s": 1.0}) as site:

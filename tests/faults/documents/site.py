@@ -30,6 +30,7 @@ from penstock.settings import (
     VectorSettings,
     WorkerSettings,
 )
+from penstock.stores.files.moving import PART
 from penstock.stores.vectors.place import HousePlace
 from penstock.testing.eventually import eventually
 from penstock.testing.processes import is_alive, processes_in
@@ -206,10 +207,11 @@ class Site:
         return self.workshop.config.folder_of(self.workshop.rag(RAG))
 
     def files(self, folder: str) -> set[str]:
-        """Names of what is in one of the folders, notes left out."""
+        """Names of what is in one of the folders; notes and what a killed worker began left out."""
         root = self.place / folder
         names = {str(path.relative_to(root)) for path in root.rglob("*") if path.is_file()}
-        return {name for name in names if not name.endswith((".meta.json", ".error.json"))}
+        whole = {name for name in names if not Path(name).name.startswith(PART)}
+        return {name for name in whole if not name.endswith((".meta.json", ".error.json"))}
 
     def note(self, folder: str, name: str, ending: str) -> dict:
         return msgspec.json.decode((self.place / folder / f"{name}{ending}").read_bytes())
@@ -329,7 +331,8 @@ class Site:
         await self.settled()
         assert self.files("incoming") == set()
         if versions == 1:
-            assert self.files("processed") == set(indexed)
+            stored = self.files("processed")
+            assert stored == set(indexed), stored ^ set(indexed)
         assert self.files("failed") == set(failed)
         await self.check_ledger(indexed, failed)
         await self.check_points(indexed)

@@ -38,6 +38,8 @@ logger = logging.getLogger(__name__)
 _EVERY_S = 5.0
 _SETTLED_MS = 10_000
 """A job that ended so long ago without a word to the ledger is not going to say it any more."""
+_SWEEP_S = 3_600.0
+"""How often, and from what age on, files that were never finished are looked for."""
 _LOST_MS = 3_600_000
 """A job without a record for so long was deleted by somebody."""
 
@@ -55,6 +57,7 @@ class Tidier(Duty):
         self._rebuilding = Rebuilding(workshop)
         self._weights: dict[str, int] = {}
         self._rechecked = False
+        self._sweep_at = 0.0
 
     async def tidy(self) -> None:
         """One round. Each part goes on if another fails."""
@@ -152,6 +155,11 @@ class Tidier(Duty):
         """Remove what nobody comes back for: parts of jobs, and copies that were never queued."""
         older_s = self._workshop.settings.spool_hours * 3_600
         await asyncio.to_thread(purge, self._workshop.config.work_dir, older_s)
+        if time.monotonic() >= self._sweep_at:
+            self._sweep_at = time.monotonic() + _SWEEP_S
+            for rag in self._workshop.config.rags.values():
+                for folder in self._workshop.folders(rag)[:3]:
+                    await asyncio.to_thread(folder.tidy, older_s=_SWEEP_S)
         for rag in self._workshop.config.rags.values():
             place = self._workshop.folders(rag).incoming.root / SUBMITTED
             for batch in await asyncio.to_thread(_old_folders, place, older_s):
