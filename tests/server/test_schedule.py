@@ -1,6 +1,7 @@
 """Schedules: each tick is queued once, by whichever worker comes first."""
 
 import asyncio
+import gc
 import json
 import logging
 from contextlib import AsyncExitStack
@@ -90,6 +91,17 @@ async def moved_past(client, keys, tick_ms, name="tick"):
 async def test_the_scheduler_keeps_the_contract_of_services(client):
     await check_lifecycle(lambda: Scheduler(client, [schedule()]))
     await check_lifecycle(lambda: Scheduler(client, []))
+
+
+async def test_a_scheduler_that_is_cancelled_before_it_looks_leaves_nothing_unawaited(client):
+    """What is left so is told by the garbage collector, as a warning, which is an error here."""
+    scheduler = Scheduler(client, [schedule()])
+    looking = asyncio.create_task(scheduler._look_everywhere())
+    await asyncio.sleep(0)  # its parts are tasks now, and none has begun
+    looking.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await looking
+    gc.collect()
 
 
 async def test_a_new_schedule_waits_for_its_first_tick(client, keys, start):

@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Coroutine, Sequence
-from typing import Any, Final, NamedTuple
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
+from typing import Final, NamedTuple
 
 from penstock.errors import NotOpen, PenstockError, QueueError
 from penstock.queues.schedule import PAUSED, QUEUED, Schedule, enqueue
@@ -83,7 +84,7 @@ class Scheduler(Service):
         # Side by side: on a cluster, one node may be slow to answer, or gone.
         looks = await asyncio.gather(
             *(
-                self._try(f"schedules of queue {queue}", self._look(queue, schedules))
+                self._try(f"schedules of queue {queue}", partial(self._look, queue, schedules))
                 for queue, schedules in self._queues.items()
             ),
             return_exceptions=True,
@@ -106,14 +107,16 @@ class Scheduler(Service):
         except TimeoutError:
             return
 
-    async def _try(self, what: str, work: Coroutine[Any, Any, float]) -> float:
-        """Do a part of the work, unless it failed just now; when to look again, monotonic."""
+    async def _try(self, what: str, work: Callable[[], Awaitable[float]]) -> float:
+        """Do a part of the work, unless it failed just now; when to look again, monotonic.
+
+        Called here and not before: who is cancelled before this begins leaves nothing unawaited.
+        """
         held = self._held.get(what, 0.0)
         if held > time.monotonic():
-            work.close()
             return held
         try:
-            again = await work
+            again = await work()
         except NotOpen:
             raise
         except Exception as error:  # noqa: BLE001  one broken schedule must not stop the others
@@ -144,7 +147,7 @@ class Scheduler(Service):
         for schedule, tick, text in zip(schedules, reply[1::2], reply[2::2], strict=True):
             told = None if text is None else text.decode()
             standing = Standing(tick.decode(), told, now_ms, at)
-            tended = self._try(f"schedule {schedule.name}", self._tend(schedule, standing))
+            tended = self._try(f"schedule {schedule.name}", partial(self._tend, schedule, standing))
             again = min(again, await tended)
         return again
 
