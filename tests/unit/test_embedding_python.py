@@ -60,7 +60,7 @@ async def test_a_function_of_the_user_makes_vectors_of_length_one(mine):
     assert embedder.model == "mine:Lengths@7"
     vectors, tokens, cached = await embedder.embed(["abc", "half \ud83d"])
     assert np.allclose(np.frombuffer(vectors[0], "<f4"), np.array([3, 1, 0]) / 10**0.5)
-    assert embedder._made.asked[-1] == ["abc", "half ?"]
+    assert embedder._loaded.asked[-1] == ["abc", "half ?"]
     assert tokens > 0
     assert cached == 0
     assert await embedder.embed([]) == ([], 0, 0)

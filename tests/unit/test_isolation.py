@@ -522,7 +522,7 @@ def test_it_works_on_uvloop(shop: Any, tmp_path: Path) -> None:
 async def test_it_works_where_the_kernel_does_not_tell_of_an_end(
     nothing_left: None, shop: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(child_process, "_open_pidfd", lambda pid: None)
+    monkeypatch.setattr(child_process, "open_pidfd", lambda pid: None)
     async with ChildPool() as pool:
         assert await call(pool, shop.add, 1) == 1
         with pytest.raises(ChildDied, match="SIGSEGV"):

@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from penstock.queues import child as wire
 
-__all__ = ["Answer", "Child", "Ending", "all_gone"]
+__all__ = ["Answer", "Child", "Ending", "all_gone", "open_pidfd"]
 
 LOAD_S = 120.0
 """How long a child may take to start and to import the function's module."""
@@ -72,7 +72,7 @@ class Child:
         self._next_look: asyncio.TimerHandle | None = None
         self._process, self._line = _start()
         self.pid = self._process.pid
-        self._pidfd = _open_pidfd(self.pid)
+        self._pidfd = open_pidfd(self.pid)
         if self._pidfd is not None:
             self._loop.add_reader(self._pidfd, self._look)
         self._loop.add_reader(self._line, self._on_readable)
@@ -292,7 +292,8 @@ def _start() -> tuple[subprocess.Popen[bytes], socket.socket]:
     return process, ours
 
 
-def _open_pidfd(pid: int) -> int | None:
+def open_pidfd(pid: int) -> int | None:
+    """What the kernel makes readable when a process ends; None where it has no such thing."""
     if sys.platform == "linux":
         with suppress(OSError):  # an old kernel, or a sandbox
             return os.pidfd_open(pid)

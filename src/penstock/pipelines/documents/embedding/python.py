@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
 import importlib
-from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final
 
 from penstock.errors import (
@@ -14,10 +11,10 @@ from penstock.errors import (
     DocumentError,
     DocumentRefused,
     EmbedderFailed,
-    NotOpen,
 )
 from penstock.pipelines.documents.configuration import Embeddings
 from penstock.pipelines.documents.embedding.port import Embedding
+from penstock.pipelines.documents.embedding.threaded import ThreadedEmbedder
 from penstock.pipelines.documents.embedding.vectors import unit_vectors, well_formed
 
 __all__ = ["PythonEmbedder"]
@@ -27,7 +24,7 @@ _CHARACTERS_PER_TOKEN: Final = 4
 _MATRIX: Final = 2
 
 
-class PythonEmbedder:
+class PythonEmbedder(ThreadedEmbedder):
     """What `model: "package.module:factory"` names, in a thread of its own.
 
         def factory():
@@ -43,51 +40,11 @@ class PythonEmbedder:
         if not (module and colon and factory):
             problem = "model: the provider 'python' needs it, as package.module:factory"
             raise ConfigurationWrong("embeddings", (problem,))
-        self._config, self._module, self._factory = config, module, factory
-        self._thread: ThreadPoolExecutor | None = None
-        self._made: Any = None
-        self._dimension = config.dimension
-        self._revision = ""
-
-    @property
-    def model(self) -> str:
-        """The name, and once it is open the revision, if it has one."""
-        name = self._config.model
-        return f"{name}@{self._revision}" if self._revision else name
-
-    @property
-    def dimension(self) -> int:
-        if self._dimension is None:
-            raise NotOpen("the dimension is known once the embedder is open")
-        return self._dimension
-
-    async def open(self) -> None:
-        """Import the module and call the factory. ConfigError if that fails. May come twice."""
-        if self._thread is None:
-            self._thread = ThreadPoolExecutor(1, thread_name_prefix="penstock-embedder")
-        try:
-            await asyncio.get_running_loop().run_in_executor(self._thread, self._load)
-        except BaseException:
-            await self.close()
-            raise
-
-    async def close(self) -> None:
-        """End the thread and drop what was made. May come twice."""
-        thread, self._thread, self._made = self._thread, None, None
-        if thread is not None:
-            await asyncio.to_thread(thread.shutdown, cancel_futures=True)
-
-    async def embed(self, texts: Sequence[str]) -> Embedding:
-        """Vectors of the texts. EmbedderFailed for whatever the function raises."""
-        if self._thread is None or self._made is None:
-            raise NotOpen("the embedder is not open: call open() first")
-        if not texts:
-            return Embedding([], 0)
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._thread, self._embed, self._made, list(texts))
+        super().__init__(config)
+        self._module, self._factory = module, factory
 
     def _load(self) -> None:
-        if self._made is not None:
+        if self._loaded is not None:
             return
         name = self._config.model
         try:
@@ -106,10 +63,10 @@ class PythonEmbedder:
             problem = f"dimension: {name!r} makes vectors of {dimension} numbers"
             raise ConfigurationWrong("embeddings", (problem,))
         self._dimension, self._revision = dimension, str(getattr(made, "revision", ""))
-        self._made = made
+        self._loaded = made
 
-    def _embed(self, made: Any, texts: list[str]) -> Embedding:
-        rows = _rows(made, [well_formed(text) for text in texts])
+    def _embed(self, loaded: Any, texts: list[str]) -> Embedding:
+        rows = _rows(loaded, [well_formed(text) for text in texts])
         if rows.shape[1] != self.dimension:
             raise DocumentRefused(
                 f"{self.model} gave vectors of {rows.shape[1]} numbers, not {self.dimension}",

@@ -16,7 +16,7 @@ import msgspec
 
 from penstock.pipelines.documents.parsing import wire
 from penstock.queues.child import max_rss_kb
-from penstock.queues.child_process import Ending
+from penstock.queues.child_process import Ending, open_pidfd
 
 __all__ = ["Ended", "Garbage", "ParserProcess"]
 
@@ -68,7 +68,7 @@ class ParserProcess:
         self._last_moment: asyncio.TimerHandle | None = None
         self._process, self._line = _start()
         self.pid = self._process.pid
-        self._pidfd = _open_pidfd(self.pid)
+        self._pidfd = open_pidfd(self.pid)
         if self._pidfd is None:
             self._look_later()
         else:
@@ -235,10 +235,3 @@ def _start() -> tuple[subprocess.Popen[bytes], socket.socket]:
             ours.close()
             raise
     return process, ours
-
-
-def _open_pidfd(pid: int) -> int | None:
-    if sys.platform == "linux":
-        with suppress(OSError):  # an old kernel, or a sandbox
-            return os.pidfd_open(pid)
-    return None
