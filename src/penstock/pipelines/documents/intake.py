@@ -15,8 +15,7 @@ from penstock.pipelines.documents.case import Case, check_extension
 from penstock.pipelines.documents.embedding.port import Embedder
 from penstock.pipelines.documents.giving_up import GivingUp
 from penstock.pipelines.documents.indexing import Indexed, Indexer, Target
-from penstock.pipelines.documents.ledger import Version
-from penstock.pipelines.documents.ledger_rows import Begun, DocumentRow
+from penstock.pipelines.documents.ledger_rows import Begun, DocumentRow, Version
 from penstock.pipelines.documents.message import JobMessage, read_message
 from penstock.pipelines.documents.metrics import Metrics
 from penstock.pipelines.documents.parsing.parsers import Parsers

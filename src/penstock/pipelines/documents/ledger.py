@@ -16,7 +16,14 @@ from penstock.clock import SYSTEM_CLOCK
 from penstock.errors import StoreAway, StoreError
 from penstock.pipelines.documents.ledger_jobs import JobBook
 from penstock.pipelines.documents.ledger_rebuilds import RebuildBook
-from penstock.pipelines.documents.ledger_rows import Attempt, Begun, DocumentRow, RagRow, Sealed
+from penstock.pipelines.documents.ledger_rows import (
+    Attempt,
+    Begun,
+    DocumentRow,
+    RagRow,
+    Sealed,
+    Version,
+)
 from penstock.pipelines.documents.ledger_schema import has_tables, make_tables
 from penstock.pipelines.documents.ledger_sql import (
     DOCUMENT,
@@ -25,6 +32,9 @@ from penstock.pipelines.documents.ledger_sql import (
     end_job,
     enter_job,
     for_each_chunk,
+    is_bad,
+    is_unchanged,
+    locked,
     made,
     marks,
     rag_of,
@@ -32,16 +42,7 @@ from penstock.pipelines.documents.ledger_sql import (
 from penstock.stores.files.naming import escaped
 from penstock.stores.tables.port import Row, Tables, Transaction
 
-__all__ = ["Ledger", "Version"]
-
-
-class Version(msgspec.Struct, frozen=True, kw_only=True):
-    """What became of a document."""
-
-    chunks: int
-    size: int
-    type: str
-    metadata: str
+__all__ = ["Ledger"]
 
 
 class Ledger:
@@ -115,12 +116,12 @@ class Ledger:
                 *(attempt.recipe, attempt.submitted_ms, now, attempt.source),
             ):
                 return Begun(verdict="go", rag=rag, generation=1, former=None)
-            row = _locked(tables, attempt)
+            row = locked(tables, attempt)
             if row.submitted_ms > attempt.submitted_ms and row.job_id != attempt.job_id:
                 return Begun(verdict="superseded", rag=rag, generation=row.generation, former=row)
-            if not attempt.force and _is_unchanged(row, attempt):
+            if not attempt.force and is_unchanged(row, attempt):
                 return Begun(verdict="unchanged", rag=rag, generation=row.sealed, former=row)
-            if not attempt.force and _is_bad(row, attempt):
+            if not attempt.force and is_bad(row, attempt):
                 return Begun(verdict="bad", rag=rag, generation=row.generation, former=row)
             again = row.state == "processing" and (
                 (row.job_id, row.new_digest, row.new_recipe)
@@ -388,27 +389,3 @@ class Ledger:
             )
         )
         return [made(DocumentRow, row) for row in rows]
-
-
-def _is_unchanged(row: DocumentRow, attempt: Attempt) -> bool:
-    return (
-        row.sealed > 0
-        and row.sealed == row.generation
-        and (row.digest, row.recipe) == (attempt.digest, attempt.recipe)
-    )
-
-
-def _is_bad(row: DocumentRow, attempt: Attempt) -> bool:
-    return bool(row.bad_digest) and (
-        (row.bad_digest, row.bad_parser) == (attempt.digest, attempt.parser)
-    )
-
-
-def _locked(tables: Transaction, attempt: Attempt) -> DocumentRow:
-    """The row of a document; nobody else changes it before this transaction ends."""
-    (row,) = tables.execute(
-        "UPDATE rag_documents SET attempts = attempts WHERE rag_id = ? AND doc_id = ? "
-        f"RETURNING {DOCUMENT}",
-        *(attempt.rag_id, attempt.doc_id),
-    )
-    return made(DocumentRow, row)

@@ -8,7 +8,7 @@ import msgspec
 
 from penstock.stores.files.naming import unescaped
 
-__all__ = ["Attempt", "Begun", "DocumentRow", "JobRow", "RagRow", "Sealed", "columns"]
+__all__ = ["Attempt", "Begun", "DocumentRow", "JobRow", "RagRow", "Sealed", "Version", "columns"]
 
 DocumentState = Literal[
     "processing", "sealed", "indexed", "failed", "cancelled", "forgetting", "forgotten"
@@ -116,6 +116,15 @@ class Begun(msgspec.Struct, frozen=True, kw_only=True):
     """Of this attempt; of the version that is there, if unchanged."""
     former: DocumentRow | None
     """As it was before."""
+
+
+class Version(msgspec.Struct, frozen=True, kw_only=True):
+    """What became of a document."""
+
+    chunks: int
+    size: int
+    type: str
+    metadata: str
 
 
 class Sealed(msgspec.Struct, frozen=True, kw_only=True):

@@ -24,6 +24,9 @@ __all__ = [
     "end_job",
     "enter_job",
     "for_each_chunk",
+    "is_bad",
+    "is_unchanged",
+    "locked",
     "made",
     "marks",
     "not_copied",
@@ -97,3 +100,27 @@ def marks(count: int) -> str:
 
 def for_each_chunk(ids: Sequence[str], ask: Callable[[Sequence[str]], list[Row]]) -> list[Row]:
     return [row for start in range(0, len(ids), _CHUNK) for row in ask(ids[start : start + _CHUNK])]
+
+
+def locked(tables: Transaction, attempt: Attempt) -> DocumentRow:
+    """The row of a document; nobody else changes it before this transaction ends."""
+    (row,) = tables.execute(
+        "UPDATE rag_documents SET attempts = attempts WHERE rag_id = ? AND doc_id = ? "
+        f"RETURNING {DOCUMENT}",
+        *(attempt.rag_id, attempt.doc_id),
+    )
+    return made(DocumentRow, row)
+
+
+def is_unchanged(row: DocumentRow, attempt: Attempt) -> bool:
+    return (
+        row.sealed > 0
+        and row.sealed == row.generation
+        and (row.digest, row.recipe) == (attempt.digest, attempt.recipe)
+    )
+
+
+def is_bad(row: DocumentRow, attempt: Attempt) -> bool:
+    return bool(row.bad_digest) and (
+        (row.bad_digest, row.bad_parser) == (attempt.digest, attempt.parser)
+    )
