@@ -1,5 +1,7 @@
-# make up     set everything up and run Penstock on its embedded server
-# make test   set everything up and run the tests
+# make up            set everything up and run Penstock on its embedded server
+# make test          set everything up and run the tests
+# make test-faults   the tests that kill, pause, cut off and fill up real processes and servers
+# make torture       hours of the same
 
 PYTHON ?= $(firstword $(foreach name,python3 python3.14 python3.13 python3.12 python3.11,\
 	$(shell $(name) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $(name))))
@@ -7,7 +9,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: up test setup lint format bench torture clean
+.PHONY: up test test-faults setup lint format bench torture clean
 .DEFAULT_GOAL := up
 
 $(VENV)/.created:
@@ -29,7 +31,10 @@ up: $(VENV)/.core
 	@exec $(BIN)/penstock up
 
 test: $(VENV)/.dev
-	$(BIN)/pytest -n 4 --dist loadfile
+	$(BIN)/pytest -n 4 --dist loadfile --ignore tests/faults
+
+test-faults: $(VENV)/.dev
+	$(BIN)/pytest -n 4 --dist loadfile tests/faults
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff format --check

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import tempfile
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -14,6 +16,7 @@ from penstock.redis.client import Client
 from penstock.redis.embedded import Embedded
 from penstock.redis.wire import Wire
 from penstock.settings import EmbeddedSettings, Settings
+from penstock.testing import plugin
 from penstock.testing.binaries import SERVER_NAMES, find_binary
 from penstock.testing.figures import Figure
 from penstock.testing.processes import all_gone
@@ -39,6 +42,21 @@ def pytest_report_header() -> list[str]:
             version = f"missing ({missing})"
         lines.append(f"{name}: {version}")
     return lines
+
+
+@pytest.fixture(scope="session")
+def shared_server(required_servers: frozenset[str]) -> Iterator[Callable[[str], ServerProcess]]:
+    """`shared_server("redis62")` is one server for the session; a missing kind skips the test."""
+    running: dict[str, ServerProcess] = {}
+    with ExitStack() as started:
+
+        def share(name: str) -> ServerProcess:
+            if name not in running:
+                server = ServerProcess(plugin._found(name, required_servers))
+                running[name] = started.enter_context(server)
+            return running[name]
+
+        yield share
 
 
 @pytest.fixture
@@ -125,6 +143,12 @@ def figure() -> Callable[..., None]:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Print the figures of a long run."""
+    """Print the figures of a long run, and note which tests lacked something on this machine.
+
+    `pytest @file` runs those again, once the machine has it.
+    """
     for measured in _figures:
         terminalreporter.write_line(measured.as_json())
+    if noted_in := os.environ.get("PENSTOCK_TESTS_SKIPPED"):
+        skipped = {report.nodeid for report in terminalreporter.stats.get("skipped", ())}
+        Path(noted_in).write_text("".join(f"{test}\n" for test in sorted(skipped)))

@@ -10,7 +10,6 @@ from penstock.errors import GroupMissing, InvalidMessage, TopicError
 from penstock.redis.client import Client
 from penstock.redis.codec import Codec
 from penstock.settings import CodecSettings, Settings
-from penstock.testing.servers import ServerProcess
 from penstock.topics import groups
 from penstock.topics.admin import TopicAdmin
 from penstock.topics.facts import read_facts
@@ -19,27 +18,11 @@ from penstock.topics.registration import register_group
 PLACES = ["valkey", "redis7", "redis62", "cluster"]
 
 
-@pytest.fixture(scope="module")
-def places(request, required_servers):
-    """Every kind of server, started when it is first asked for."""
-    started = {}
-
-    def place(name):
-        if name == "cluster":
-            return request.getfixturevalue("cluster")
-        if name not in started:
-            started[name] = ServerProcess(name)
-            started[name].start()
-        return started[name]
-
-    yield place
-    for server in started.values():
-        server.close()
-
-
 @pytest.fixture(params=PLACES)
-async def client(request, places, namespace):
-    async with Client(Settings(url=places(request.param).url, namespace=namespace)) as client:
+async def client(request, shared_server, namespace):
+    name = request.param
+    place = request.getfixturevalue("cluster") if name == "cluster" else shared_server(name)
+    async with Client(Settings(url=place.url, namespace=namespace)) as client:
         yield client
 
 
