@@ -1,10 +1,16 @@
-"""Penstock for code that does not await: Django views, scripts, notebooks.
+"""Penstock for code that does not await: Django views, scripts, notebooks, plain workers.
 
     from penstock.sync import Penstock
 
-    with Penstock() as app:
-        app.redis.call("SET", "greeting", "hello")
-        print(app.health().status)
+    app = Penstock()
+
+    @app.task
+    def welcome(user_id: int) -> None: ...
+
+    if __name__ == "__main__":
+        welcome.send(42)
+
+`penstock worker shop:app` runs it as it runs an asynchronous application.
 
 There is one implementation, the asynchronous one. It runs on a loop in a thread of its own, and
 each method here waits for its sibling there. Any number of threads may share one object. A forked
@@ -16,8 +22,10 @@ from __future__ import annotations
 import os
 import threading
 import weakref
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Any, Literal, ParamSpec, Self, TypeVar, Unpack, overload
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from datetime import timedelta
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Literal, ParamSpec, Self, TypeVar, Unpack, overload
 
 from penstock import app as asynchronous
 from penstock.delivery.retries import RetryPolicy
@@ -25,16 +33,33 @@ from penstock.portal import Blocking, Portal
 from penstock.queues.options import Gate, Overflow, SendWords, Side
 from penstock.queues.tasks import TaskWords
 from penstock.redis import client as asynchronous_client
+from penstock.redis.codec import Codec
 from penstock.settings import Settings
 from penstock.sync_coordination import Coordination
-from penstock.sync_queues import Job, Queue, Task, TaskDecorator, job_of
-from penstock.topics import topic as asynchronous_topic
+from penstock.sync_queues import (
+    Job,
+    Queue,
+    RecurringWords,
+    Task,
+    TaskDecorator,
+    job_of,
+    recurring,
+)
+from penstock.sync_topics import Topic, TopicAdmin
 from penstock.topics.durability import Durability
 from penstock.topics.facts import Retention
 from penstock.topics.partitioners import Partitioner
+from penstock.topics.subscription import SubscriptionOptions
+
+if TYPE_CHECKING:
+    from penstock.delivery.depends import Overrides
+    from penstock.runtime.service import Service
+    from penstock.sync_queue_admin import QueueAdmin, Schedules
+    from penstock.sync_worker import Worker
 
 __all__ = ["Client", "Job", "Penstock", "Queue", "Task", "Topic"]
 
+Handle = TypeVar("Handle", bound=Callable[..., Any])
 P = ParamSpec("P")
 R = TypeVar("R")
 
@@ -49,46 +74,34 @@ class Client:
         portal, app = self._app.reach()
         return portal, app.redis
 
+    @property
+    def server_version(self) -> tuple[int, ...]:
+        """Version of the server that was connected to last."""
+        return self.reach()[1].server_version
+
     call = Blocking(asynchronous_client.Client.call)
     pipeline = Blocking(asynchronous_client.Client.pipeline)
-
-
-class Topic:
-    """`penstock.Topic`, blocking: for sending. Made by `Penstock.topic`."""
-
-    def __init__(self, app: Penstock, name: str, options: dict[str, Any]) -> None:
-        self.name = name
-        self._app, self._options = app, options
-        self._made: tuple[Portal, asynchronous_topic.Topic] | None = None
-        self._lock = threading.Lock()
-
-    def reach(self) -> tuple[Portal, asynchronous_topic.Topic]:
-        portal, app = self._app.reach()
-        with self._lock:
-            if self._made is None or self._made[0] is not portal:  # opened anew, or after a fork
-                self._made = (portal, self.on(app))
-            return self._made
-
-    def on(self, app: asynchronous.Penstock) -> asynchronous_topic.Topic:
-        """Return a sibling in an application."""
-        return app.topic(self.name, **self._options)
-
-    send = Blocking(asynchronous_topic.Topic.send)
-    send_batch = Blocking(asynchronous_topic.Topic.send_batch)
-    facts = Blocking(asynchronous_topic.Topic.facts)
 
 
 class Penstock(Coordination):
     """`penstock.Penstock`, blocking. Opens at its first use, or by `with`."""
 
+    twin: asynchronous.Penstock
+    """The application that a worker runs: it has the declared tasks, handlers and schedules."""
+
     def __init__(self, url: str | None = None, *, settings: Settings | None = None) -> None:
         self.settings = settings or Settings.load({"url": url})
         self.redis = Client(self)
+        self.codec = Codec(self.settings.codec)
+        self.twin = asynchronous.Penstock(settings=self.settings)
         self._lock = threading.Lock()
+        self._working = threading.Lock()
         self._portal: Portal | None = None
-        self._twin: asynchronous.Penstock | None = None
         self._finalizer: weakref.finalize[..., Penstock] | None = None
         _all.add(self)
+
+    def __repr__(self) -> str:
+        return repr(self.twin)
 
     def __enter__(self) -> Self:
         self.open()
@@ -134,7 +147,7 @@ class Penstock(Coordination):
         dead_letter_retention: Retention | None = None,
         interop: bool = False,
     ) -> Topic:
-        """Return a topic to send to, as `penstock.Penstock.topic` does."""
+        """Return a topic to send and subscribe to, as `penstock.Penstock.topic` does."""
         options: dict[str, Any] = {
             "partitions": partitions,
             "type": type,
@@ -146,12 +159,23 @@ class Penstock(Coordination):
         }
         return Topic(self, name, options)
 
-    @property
-    def twin(self) -> asynchronous.Penstock:
-        """The same application for code that awaits, not open: its tasks are what a worker runs."""
-        if self._twin is None:
-            self._twin = asynchronous.Penstock(settings=self.settings)
-        return self._twin
+    def subscribe(
+        self, topic: str, group: str, **options: Unpack[SubscriptionOptions]
+    ) -> Callable[[Handle], Handle]:
+        """Register a handler for a topic; `worker()` runs it. As `Topic.subscribe`."""
+        return self.twin.subscribe(topic, group, **options)
+
+    @cached_property
+    def topics(self) -> TopicAdmin:
+        """Inspect and change topics and groups, as `penstock topic` and `penstock group` do."""
+        return TopicAdmin(self)
+
+    @cached_property
+    def queues(self) -> QueueAdmin:
+        """Inspect and change queues and jobs, as `penstock queue` and `penstock job` do."""
+        from penstock.sync_queue_admin import QueueAdmin  # noqa: PLC0415
+
+        return QueueAdmin(self)
 
     def queue(
         self,
@@ -172,7 +196,7 @@ class Penstock(Coordination):
         status_fields: tuple[str, ...] = (),
         gate: Gate | None = None,
     ) -> Queue:
-        """Return a queue to push to, as `penstock.Penstock.queue` does."""
+        """Return a queue for raw jobs, as `penstock.Penstock.queue` does."""
         options: dict[str, Any] = {
             "push": push,
             "type": type,
@@ -196,21 +220,47 @@ class Penstock(Coordination):
     @overload
     def task(self, function: Callable[P, R], /) -> Task[P, R]: ...
     @overload
-    def task(self, /, *, queue: str = "default", **options: Unpack[TaskWords]) -> TaskDecorator: ...
+    def task(
+        self, /, *, queue: str | Queue = "default", **options: Unpack[TaskWords]
+    ) -> TaskDecorator: ...
     def task(
         self,
         function: Callable[..., Any] | None = None,
         /,
         *,
-        queue: str = "default",
+        queue: str | Queue = "default",
         **options: Unpack[TaskWords],
     ) -> Any:
         """Make a function's calls jobs of a queue, as `penstock.Penstock.task` does."""
+        place = queue.declared if isinstance(queue, Queue) else queue
 
         def make(function: Callable[..., Any]) -> Task[..., Any]:
-            return Task(self, function, queue, options)
+            return Task(self, self.twin.registry.task(function, place, **options))
 
         return make if function is None else make(function)
+
+    def cron(
+        self, expression: str, *, tz: str = "UTC", **words: Unpack[RecurringWords]
+    ) -> TaskDecorator:
+        """Run a function or a task by a cron expression, as `penstock.Penstock.cron` does."""
+        return recurring(self, lambda app, told: app.cron(expression, tz=tz, **told), words)
+
+    def every(
+        self,
+        period: float | timedelta,
+        *,
+        offset: float | timedelta = 0,
+        **words: Unpack[RecurringWords],
+    ) -> TaskDecorator:
+        """Run a function or a task every so many seconds, as `penstock.Penstock.every` does."""
+        return recurring(self, lambda app, told: app.every(period, offset=offset, **told), words)
+
+    @cached_property
+    def schedules(self) -> Schedules:
+        """Recurring tasks: list them, and pause, resume, trigger or remove them by name."""
+        from penstock.sync_queue_admin import Schedules  # noqa: PLC0415
+
+        return Schedules(self)
 
     def send(
         self,
@@ -223,7 +273,30 @@ class Penstock(Coordination):
     ) -> Job[Any]:
         """Queue a call of a task by its name, as `penstock.Penstock.send` does."""
         portal, app = self.reach()
+        if (declared := self.twin.registry.tasks.get(task)) is not None:
+            app.registry.adopt(declared)
         return job_of(self, portal.run(app.send(task, args, kwargs, queue=queue, **options)))
+
+    @property
+    def dependencies(self) -> Overrides:
+        """Replacements for dependencies in tests: see `Depends`."""
+        return self.twin.dependencies
+
+    def worker(
+        self,
+        *,
+        queues: Collection[str] | None = None,
+        concurrency: int | None = None,
+        services: Sequence[Service] = (),
+    ) -> Worker:
+        """Return a worker for this process, as `penstock.Penstock.worker`: `worker.run()` blocks.
+
+        It runs what was declared before, on an event loop and connections of its own.
+        """
+        from penstock.sync_worker import Worker  # noqa: PLC0415
+
+        made = self.twin.worker(queues=queues, concurrency=concurrency, services=services)
+        return Worker(self.twin, made, self._working)
 
     add_to_queue_safe = Blocking(asynchronous.Penstock.add_to_queue_safe)
     get_queue_pressure = Blocking(asynchronous.Penstock.get_queue_pressure)
@@ -236,6 +309,7 @@ class Penstock(Coordination):
             _inherited.append(self._portal)
             self._finalizer.detach()
         self._lock, self._portal = threading.Lock(), None
+        self._working = threading.Lock()
 
 
 _all: weakref.WeakSet[Penstock] = weakref.WeakSet()

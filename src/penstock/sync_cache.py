@@ -23,7 +23,7 @@ R = TypeVar("R")
 class Cache(Sibling[asynchronous.Cache]):
     """`penstock.Cache`, blocking. Made by `Penstock.cache`."""
 
-    def __init__(self, app: Application, space: str, ttl: float | None) -> None:
+    def __init__(self, app: Application, space: str, ttl: float | timedelta | None) -> None:
         super().__init__(app, lambda app: app.cache(space, ttl=ttl))
         self.space = space
 

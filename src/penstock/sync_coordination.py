@@ -16,13 +16,13 @@ if TYPE_CHECKING:
     from penstock.coordination.limits.rates import Windows
     from penstock.coordination.once import Mark, MarkWords
     from penstock.coordination.windows.options import WindowWords
-    from penstock.sync import Topic
     from penstock.sync_cache import Cache
     from penstock.sync_feeds import Feed
     from penstock.sync_holding import Limit, Slots
     from penstock.sync_primitives import HourlyLimit, LimitBook, Once, Window
     from penstock.sync_queues import Queue
     from penstock.sync_runs import Runs
+    from penstock.sync_topics import Topic
 
 __all__ = ["Coordination"]
 
@@ -34,10 +34,7 @@ class Coordination(ABC):
     def reach(self) -> tuple[Portal, asynchronous.Penstock]:
         """Return the loop's thread and the application that lives there; `NotOpen` without."""
 
-    @property
-    @abstractmethod
-    def twin(self) -> asynchronous.Penstock:
-        """The application that awaits, open or not."""
+    twin: asynchronous.Penstock
 
     def once(self, key: str, **words: Unpack[MarkWords]) -> AbstractContextManager[Mark]:
         """Let a block happen once for a key, as `penstock.Penstock.once`.
@@ -103,7 +100,7 @@ class Coordination(ABC):
 
         return Feed(Sibling(self, lambda app: app.feed(name)), name)
 
-    def cache(self, space: str, *, ttl: float | None = None) -> Cache:
+    def cache(self, space: str, *, ttl: float | timedelta | None = None) -> Cache:
         """Return a cache of JSON values, each of which lives for `ttl` seconds unless told."""
         from penstock.sync_cache import Cache  # noqa: PLC0415
 

@@ -67,7 +67,12 @@ class Limit(Sibling[asynchronous_limit.Limit]):
     edit = Blocking(asynchronous_limit.Limit.edit)
 
     def reserve(
-        self, cost: int, *, timeout: float | None = 0, key: str = EVERYONE, priority: int = 0
+        self,
+        cost: int,
+        *,
+        timeout: float | timedelta | None = 0,
+        key: str = EVERYONE,
+        priority: int = 0,
     ) -> Reservation:
         """Take permits for a cost that is known only later, as `penstock.Limit.reserve`."""
         portal, limit = self.reach()
@@ -75,7 +80,12 @@ class Limit(Sibling[asynchronous_limit.Limit]):
         return Reservation(portal, made)
 
     def reserved(
-        self, cost: int, *, timeout: float | None = 0, key: str = EVERYONE, priority: int = 0
+        self,
+        cost: int,
+        *,
+        timeout: float | timedelta | None = 0,
+        key: str = EVERYONE,
+        priority: int = 0,
     ) -> AbstractContextManager[Reservation]:
         """`reserve` for a block: an exception in it refunds, its end keeps what is not settled."""
         return Within(

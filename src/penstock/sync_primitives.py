@@ -19,8 +19,8 @@ from penstock.sync_sibling import Application, Bound, Sibling, Within
 if TYPE_CHECKING:
     from penstock.coordination.windows.options import WindowWords
     from penstock.queues.options import Overflow, SendWords
-    from penstock.sync import Topic
     from penstock.sync_queues import Queue
+    from penstock.sync_topics import Topic
 
 __all__ = ["HourlyLimit", "LimitBook", "Once", "Window"]
 

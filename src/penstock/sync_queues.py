@@ -3,43 +3,59 @@
 from __future__ import annotations
 
 import functools
-import threading
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, Protocol, TypeVar, Unpack, cast, overload
 
 from penstock import app as asynchronous
+from penstock.delivery.retries import RetryPolicy
 from penstock.portal import Blocking, Portal
 from penstock.queues import job as asynchronous_job
 from penstock.queues import queue as asynchronous_queue
 from penstock.queues import tasks as asynchronous_tasks
+from penstock.queues.isolation import Isolation
 from penstock.queues.options import SendOptions, SendWords
+from penstock.queues.recurring import ScheduleWords
 from penstock.queues.sending import Call
 
 if TYPE_CHECKING:
     from penstock.sync import Penstock
 
-__all__ = ["Job", "Queue", "Task", "TaskDecorator", "TaskSender", "job_of"]
+__all__ = [
+    "Job",
+    "Queue",
+    "RecurringWords",
+    "Task",
+    "TaskDecorator",
+    "TaskSender",
+    "job_of",
+    "recurring",
+]
 
+Handle = TypeVar("Handle", bound=Callable[..., Any])
 P = ParamSpec("P")
 R = TypeVar("R")
 AnyJob = asynchronous_job.Job[Any]
 
 
 class Queue:
-    """`penstock.Queue`, blocking: for adding jobs. Made by `Penstock.queue`."""
+    """`penstock.Queue`, blocking. Made by `Penstock.queue`."""
 
     def __init__(self, app: Penstock, name: str, options: dict[str, Any]) -> None:
         self.name = name
-        app.twin.queue(name, **options)  # what cannot be is told here
-        self._app, self._options = app, options
+        self.declared = app.twin.queue(name, **options)
+        """The one of the application that a worker runs."""
+        self._app = app
+
+    def __repr__(self) -> str:
+        return f"Queue({self.name!r})"
 
     def reach(self) -> tuple[Portal, asynchronous_queue.Queue]:
         portal, app = self._app.reach()
         return portal, self.on(app)
 
     def on(self, app: asynchronous.Penstock) -> asynchronous_queue.Queue:
-        """Return its sibling in an application."""
-        return app.queue(self.name, **self._options)
+        """Return this queue in an asynchronous application."""
+        return app.registry.queue(self.name, self.declared.options)
 
     push = Blocking(asynchronous_queue.Queue.push)
     push_many = Blocking(asynchronous_queue.Queue.push_many)
@@ -49,6 +65,34 @@ class Queue:
     def job(self, job_id: str) -> Job[Any]:
         """Return a handle on a job that was added before."""
         return Job(self._app, self.name, job_id)
+
+    @overload
+    def handler(self, function: Handle, /) -> Handle: ...
+    @overload
+    def handler(
+        self,
+        /,
+        *,
+        concurrency: int | None = None,
+        retry: RetryPolicy | None = None,
+        timeout_s: float | None = None,
+        isolate: bool | Isolation = False,
+    ) -> Callable[[Handle], Handle]: ...
+    def handler(
+        self,
+        function: Callable[..., Any] | None = None,
+        /,
+        *,
+        concurrency: int | None = None,
+        retry: RetryPolicy | None = None,
+        timeout_s: float | None = None,
+        isolate: bool | Isolation = False,
+    ) -> Any:
+        """Register the function for the raw jobs of the queue, as `penstock.Queue.handler`."""
+        register = self.declared.handler(
+            concurrency=concurrency, retry=retry, timeout_s=timeout_s, isolate=isolate
+        )
+        return register if function is None else register(function)
 
 
 class Job(Generic[R]):
@@ -62,8 +106,8 @@ class Job(Generic[R]):
         created: bool = False,
         type: Any = Any,  # noqa: A002
     ) -> None:
-        self.queue, self.id, self.created = queue, id, created
-        self._app, self._type = app, type
+        self.queue, self.id, self.created, self.type = queue, id, created, type
+        self._app = app
 
     def __repr__(self) -> str:
         return f"Job({self.queue!r}, {self.id!r})"
@@ -71,7 +115,7 @@ class Job(Generic[R]):
     def reach(self) -> tuple[Portal, AnyJob]:
         portal, app = self._app.reach()
         found: AnyJob = asynchronous_job.Job(
-            app.registry.queue(self.queue), self.id, self.created, self._type
+            app.registry.queue(self.queue), self.id, self.created, self.type
         )
         return portal, found
 
@@ -122,29 +166,29 @@ class TaskSender(Generic[P, R]):
 
 
 class Task(TaskSender[P, R]):
-    """`penstock.Task`, blocking: for sending its calls. Made by `Penstock.task`."""
+    """`penstock.Task`, blocking. Made by `Penstock.task`."""
 
-    def __init__(
-        self,
-        app: Penstock,
-        function: Callable[P, Any],
-        queue: str,
-        options: Mapping[str, Any],
-    ) -> None:
-        self.app = app
-        self._function, self._queue, self._options = function, queue, options
-        self._made: tuple[Portal, asynchronous_tasks.Task[P, R]] | None = None
-        self._lock = threading.Lock()
-        self.name = app.twin.registry.task(function, queue, **options).name
+    def __init__(self, app: Penstock, declared: asynchronous_tasks.Task[P, R]) -> None:
+        self.app, self.declared = app, declared
+        self.name, self.function = declared.name, declared.function
         super().__init__(self, {})
-        functools.update_wrapper(cast("Any", self), function, updated=())
+        functools.update_wrapper(cast("Any", self), declared.function, updated=())
 
     def __repr__(self) -> str:
-        return f"Task({self.name!r}, queue={self._queue!r})"
+        return repr(self.declared)
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Any:
         """Run the function itself, here and now."""
-        return self._function(*args, **kwargs)
+        return self.function(*args, **kwargs)
+
+    @property
+    def retry(self) -> RetryPolicy:
+        """Its own policy, or that of its queue."""
+        return self.declared.retry
+
+    @property
+    def timeout_s(self) -> float | None:
+        return self.declared.timeout_s
 
     def call(self, *args: P.args, **kwargs: P.kwargs) -> Call:
         """Return a call for `send_many`, its arguments seen by type checkers."""
@@ -152,19 +196,39 @@ class Task(TaskSender[P, R]):
 
     def job(self, job_id: str) -> Job[R]:
         """Return a handle on a job of this task that was sent before."""
-        return job_of(self.app, self.reach_task()[1].job(job_id))
+        return job_of(self.app, self.declared.job(job_id))
 
     def reach_task(self) -> tuple[Portal, asynchronous_tasks.Task[P, R]]:
         """Return this process's loop and the task on it."""
         portal, app = self.app.reach()
-        with self._lock:
-            if self._made is None or self._made[0] is not portal:  # opened anew, or after a fork
-                registry = app.registry
-                # The queue's options, too, may have been said to the declared application alone.
-                registry.queue(self._queue, self.app.twin.registry.queue(self._queue).options)
-                made = registry.task(self._function, self._queue, **self._options)
-                self._made = (portal, made)
-            return self._made
+        return portal, app.registry.adopt(self.declared)
+
+
+class RecurringWords(ScheduleWords, total=False):
+    """Options of a recurring task: see `penstock.Penstock.cron`."""
+
+    queue: str | Queue
+
+
+def recurring(
+    app: Penstock,
+    decorate: Callable[[asynchronous.Penstock, Any], asynchronous_tasks.TaskDecorator],
+    words: RecurringWords,
+) -> TaskDecorator:
+    """Return a decorator that declares a recurring task in the application that a worker runs."""
+    told = dict[str, Any](words)
+    if isinstance(queue := told.get("queue"), Queue):
+        told["queue"] = queue.declared
+    declare = decorate(app.twin, told)
+
+    def register(function: Callable[..., Any]) -> Task[..., Any]:
+        if isinstance(function, Task):
+            task = cast("Task[..., Any]", function)
+            declare(task.declared)
+            return task
+        return Task(app, declare(function))
+
+    return cast("TaskDecorator", register)
 
 
 class TaskDecorator(Protocol):

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import AbstractAsyncContextManager, AbstractContextManager
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from contextlib import AbstractAsyncContextManager, AbstractContextManager, suppress
 from types import TracebackType
 from typing import Final, Generic, Protocol, TypeVar
 
@@ -11,7 +11,7 @@ from penstock import app as asynchronous
 from penstock.errors import NotOpen
 from penstock.portal import Facade, Portal
 
-__all__ = ["Application", "Bound", "Sibling", "Within", "each"]
+__all__ = ["Application", "Bound", "Sibling", "Within", "each", "one_by_one"]
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -23,8 +23,7 @@ _AT_ONCE: Final = 500
 class Application(Facade[asynchronous.Penstock], Protocol):
     """`penstock.sync.Penstock`."""
 
-    @property
-    def twin(self) -> asynchronous.Penstock: ...
+    twin: asynchronous.Penstock
 
 
 class Sibling(Generic[T]):
@@ -119,3 +118,22 @@ def each(portal: Portal, items: AsyncIterator[R]) -> Iterator[R]:
 
     while found := portal.run(some()):
         yield from found
+
+
+def one_by_one(portal: Portal, items: AsyncIterator[R]) -> Iterator[R]:
+    """All items of an iterator that may never end, each as soon as it is there."""
+
+    async def step() -> tuple[R] | None:
+        async for item in items:
+            return (item,)
+        return None
+
+    try:
+        while (found := portal.run(step())) is not None:
+            yield found[0]
+    finally:
+        close: Callable[[], Coroutine[object, object, None]] | None
+        close = getattr(items, "aclose", None)
+        if close is not None:
+            with suppress(NotOpen):  # then it has ended with its loop
+                portal.run(close())

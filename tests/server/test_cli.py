@@ -31,7 +31,7 @@ SCRIPT = [str(Path(sys.executable).with_name("penstock"))]
 def penstock(home, tmp_path):
     """`penstock("health", "--json")` runs the command in an empty folder and returns its end."""
 
-    def run(*arguments, program=MODULE, cwd=tmp_path, stdin="", **environ):
+    def run(*arguments, program=MODULE, cwd=tmp_path, stdin="", traceback=False, **environ):
         began = time.monotonic()
         done = subprocess.run(
             [*program, *arguments],
@@ -44,7 +44,7 @@ def penstock(home, tmp_path):
             check=False,
         )
         done.took_s = time.monotonic() - began
-        assert "Traceback" not in done.stderr
+        assert ("Traceback" in done.stderr) == traceback
         assert SECRET not in done.stdout + done.stderr
         return done
 
@@ -299,10 +299,15 @@ def test_a_data_directory_that_is_not_ours_to_write(penstock, tmp_path):
 APPLICATIONS = {
     "good.py": "from penstock import Penstock\napp = Penstock()\n",
     "number.py": "app = 7\n",
+    "other.py": "from penstock.sync import Penstock\nshop = Penstock()\nkind = Penstock\n",
     "needy.py": "import no_such_thing_at_all\n",
     "broken.py": "\n\nraise ImportError('half\\ndone')\n",
     "slips.py": "None.attribute\n",
     "typo.py": "def app(:\n",
+    "twice.py": (
+        "from penstock import Penstock\napp = Penstock()\n"
+        "for _ in range(2):\n    def one(): ...\n    app.task(name='one')(one)\n"
+    ),
     "unset.py": "from penstock import Penstock\napp = Penstock('nonsense://')\n",
 }
 
@@ -314,19 +319,41 @@ def test_an_application_that_cannot_be_had(penstock, tmp_path):
         ("good", "expected MODULE:NAME, as in shop:app"),
         (":app", "expected MODULE:NAME"),
         ("good:", "expected MODULE:NAME"),
-        ("nowhere:app", "there is no module 'nowhere' here"),
-        ("good.deeper:app", "there is no module 'good.deeper' here"),
-        ("good:application", "module 'good' has no 'application'"),
-        ("number:app", "is a int, not a Penstock"),
-        ("needy:app", "No module named 'no_such_thing_at_all'"),
-        ("broken:app", r"ImportError: half\ndone"),
-        ("slips:app", "AttributeError: 'NoneType' object has no attribute 'attribute'"),
-        ("typo:app", "SyntaxError"),
-        ("unset:app", "nonsense:// is not one of"),
-        ("..:app", "'..:app'"),
+        ("good.py", "'good.py': write it as a module, good:app"),
+        ("./good.py:application", "write it as a module, good:application"),
+        ("nowhere:app", f"there is no module 'nowhere' in {tmp_path}"),
+        ("good.deeper:app", "there is no module 'good.deeper'"),
+        ("good:application", "module 'good' has no 'application'; there is good:app"),
+        ("number:app", "'number:app' is of type int, not a Penstock application; expected"),
+        ("other:app", "module 'other' has no 'app'; there is other:shop"),
+        ("other:kind", "'other:kind' is a class, not a Penstock application; there is other:shop"),
     ]
     cases = [(["worker", application], {}, words) for application, words in cases]
     assert all_refused(penstock, 3, cases)
+
+
+@pytest.mark.parametrize(
+    ("module", "line", "words"),
+    [
+        ("needy", 1, "No module named 'no_such_thing_at_all'"),
+        ("broken", 3, "ImportError: half"),
+        ("slips", 1, "AttributeError: 'NoneType' object has no attribute 'attribute'"),
+        ("unset", 2, "nonsense:// is not one of"),
+        ("twice", 5, "there are two tasks 'one'"),
+    ],
+)
+def test_what_goes_wrong_in_the_users_module_is_shown_with_its_place(
+    penstock, tmp_path, module, line, words
+):
+    (tmp_path / f"{module}.py").write_text(APPLICATIONS[f"{module}.py"])
+    done = penstock("worker", f"{module}:app", traceback=True)
+    assert done.returncode == 3
+    assert f'File "{tmp_path}/{module}.py", line {line}' in done.stderr
+    assert words in done.stderr
+    assert done.stderr.splitlines()[-1].startswith("penstock: ")
+    assert done.stderr.startswith("Traceback (most recent call last):\n")
+    assert "importlib" not in done.stderr
+    assert "penstock/interfaces" not in done.stderr
 
 
 # What may happen meanwhile

@@ -3,7 +3,6 @@
 import asyncio
 import concurrent.futures
 import gc
-import inspect
 import json
 import multiprocessing
 import os
@@ -21,7 +20,6 @@ import pytest
 import penstock
 from penstock import sync
 from penstock.errors import NotOpen, PenstockError, ServerError, Unreachable
-from penstock.redis.client import Client
 from penstock.redis.node import Role
 from penstock.settings import Settings, TimeoutSettings
 from penstock.testing.servers import wait_until
@@ -108,50 +106,6 @@ def test_pipelines_end_as_they_do_with_await(app, valkey_server, namespace):
 def test_health_and_doctor_answer(app, valkey_server):
     assert app.health().status == "healthy"
     assert app.doctor().address == f"redis://127.0.0.1:{valkey_server.port}"
-
-
-WITHOUT_SIBLING = {
-    # A wire, a node and redis-py's client belong to the loop; nothing of them blocks.
-    (Client, "lease"),
-    (Client, "wire"),
-    (Client, "primaries"),
-    (Client, "stock"),
-    # It repeats a coroutine function; a loop around a blocking call needs none.
-    (Client, "with_retry"),
-    # The client lives and ends with its Penstock.
-    (Client, "open"),
-    (Client, "close"),
-    # A part of `close`.
-    (penstock.Penstock, "close_coordination"),
-}
-
-
-@pytest.mark.parametrize(
-    ("asynchronous", "blocking"), [(penstock.Penstock, sync.Penstock), (Client, sync.Client)]
-)
-def test_every_coroutine_method_has_a_blocking_sibling(asynchronous, blocking):
-    for name, method in inspect.getmembers(asynchronous, inspect.isfunction):
-        waits = inspect.iscoroutinefunction(inspect.unwrap(method)) or inspect.isasyncgenfunction(
-            inspect.unwrap(method)
-        )
-        if name.startswith("_") or not waits or (asynchronous, name) in WITHOUT_SIBLING:
-            continue
-        sibling = getattr(blocking, name)
-        if inspect.isfunction(sibling):
-            assert inspect.signature(sibling) == inspect.signature(method), name
-        else:
-            assert sibling._method is method, name
-            assert sibling.__doc__ == method.__doc__
-
-
-def test_what_has_no_sibling_is_there(app):
-    for kind, name in WITHOUT_SIBLING:
-        assert hasattr(kind, name)
-
-
-def test_a_bound_method_shows_its_signature(app):
-    parameters = inspect.signature(app.redis.call).parameters
-    assert list(parameters) == ["command", "role", "timeout_s"]
 
 
 TYPED = """

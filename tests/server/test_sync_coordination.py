@@ -1,7 +1,6 @@
 """What coordinates work, for programs that do not await."""
 
 import gc
-import inspect
 import os
 import queue
 import threading
@@ -9,8 +8,7 @@ import time
 
 import pytest
 
-import penstock
-from penstock import sync_cache, sync_feeds, sync_holding, sync_primitives, sync_runs
+from penstock import LimitSetting, Rate, Usage
 from penstock.errors import (
     InvalidItem,
     LimitReached,
@@ -86,62 +84,6 @@ def in_child(work):
     os.kill(child, 9)
     os.waitpid(child, 0)
     return False
-
-
-# The same as the asynchronous ones
-
-SIBLINGS = {
-    sync_cache.Cache: penstock.Cache,
-    sync_primitives.HourlyLimit: penstock.HourlyLimit,
-    sync_primitives.LimitBook: penstock.LimitBook,
-    sync_primitives.Once: penstock.Once,
-    sync_primitives.Window: penstock.Window,
-    sync_feeds.Feed: penstock.Feed,
-    sync_holding.Limit: penstock.Limit,
-    sync_holding.Reservation: penstock.Reservation,
-    sync_holding.Slot: penstock.Slot,
-    sync_holding.Slots: penstock.Slots,
-    sync_runs.Run: penstock.Run,
-    sync_runs.Runs: penstock.Runs,
-}
-INSIDE = {
-    # Between the parts of the asynchronous ones.
-    (penstock.Limit, "ask"),
-    (penstock.Limit, "settle"),
-    (penstock.Limit, "keys"),
-    (penstock.Limit, "close"),
-    (penstock.LimitBook, "declare"),
-    (penstock.Slot, "renew"),
-    (penstock.Slot, "hold"),
-    (penstock.Window, "close_at"),
-    (penstock.Feed, "at"),
-}
-
-
-@pytest.mark.parametrize("blocking", SIBLINGS, ids=lambda kind: kind.__name__)
-def test_every_public_method_has_a_blocking_sibling(blocking):
-    asynchronous = SIBLINGS[blocking]
-    for name, method in inspect.getmembers(asynchronous, inspect.isfunction):
-        if name.startswith("_") or (asynchronous, name) in INSIDE:
-            continue
-        sibling = getattr(blocking, name)
-        if not inspect.isfunction(sibling):
-            assert sibling._method is method, name
-        elif name != "reserved":  # it spells out what the other hands on
-            theirs = inspect.signature(inspect.unwrap(method)).parameters
-            ours = inspect.signature(sibling).parameters
-            assert list(ours) == list(theirs), name
-            for parameter in ours.values():
-                assert parameter.default == theirs[parameter.name].default, name
-
-
-def test_the_application_takes_the_same_words():
-    for name in ("once", "limit", "window", "slots", "feed", "cache"):
-        ours = inspect.signature(getattr(Penstock, name)).parameters
-        theirs = inspect.signature(getattr(penstock.Penstock, name)).parameters
-        assert [(one.name, one.default) for one in ours.values()] == [
-            (one.name, one.default) for one in theirs.values()
-        ]
 
 
 # Each of them
@@ -230,9 +172,9 @@ def test_limits_are_asked_waited_for_and_told(app):
     assert limit.penalise(60) > 59
     assert limit.try_acquire().reason == "penalty"
     limit.reset()
-    limit.reconcile([penstock.Usage(limit=4, period_s=3600, used=3, reset_s=60)])
+    limit.reconcile([Usage(limit=4, period_s=3600, used=3, reset_s=60)])
     assert limit.peek().remaining == 1
-    limit.edit(penstock.LimitSetting((penstock.Rate(9, 60_000),)))
+    limit.edit(LimitSetting((Rate(9, 60_000),)))
     limit.reset()
     assert limit.peek().remaining == 9
     assert app.limits.find("api").edited

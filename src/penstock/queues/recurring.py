@@ -20,18 +20,23 @@ if TYPE_CHECKING:
     from penstock.queues.queue import Queue
     from penstock.queues.registry import QueueRegistry
 
-__all__ = ["RecurringWords", "recurring_decorator", "schedule_task"]
+__all__ = ["RecurringWords", "ScheduleWords", "recurring_decorator", "schedule_task"]
 
 _OF_SCHEDULES: Final = ("args", "kwargs", "missed", "jitter_s")
 
 
-class RecurringWords(TaskWords, total=False):
-    """What can be said about what recurs, beside its moments: see `Penstock.cron`."""
+class ScheduleWords(TaskWords, total=False):
+    """Options of a recurring task except its queue: see `Penstock.cron`."""
 
     args: tuple[Any, ...]
     kwargs: Mapping[str, Any] | None
     missed: Missed
     jitter_s: float
+
+
+class RecurringWords(ScheduleWords, total=False):
+    """Options of a recurring task: see `Penstock.cron`."""
+
     queue: str | Queue
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, replace
-from typing import Any, ParamSpec, TypeVar, Unpack
+from typing import Any, ParamSpec, TypeVar, Unpack, cast
 
 from penstock.errors import ConfigError, InvalidJob
 from penstock.queues.job import Job
@@ -67,6 +67,13 @@ class QueueRegistry:
             raise ConfigError(f"there are two tasks {task.name!r}: give one another name")
         self.tasks[task.name] = place.tasks[task.name] = task
         return task
+
+    def adopt(self, task: Task[P, R]) -> Task[P, R]:
+        """Declare a task of another application here as well; the same one for the same name."""
+        place = self.queue(task.queue.name, task.queue.options)
+        if task.name not in self.tasks:
+            self.tasks[task.name] = place.tasks[task.name] = task.on(place)
+        return cast("Task[P, R]", self.tasks[task.name])
 
     async def send(
         self,

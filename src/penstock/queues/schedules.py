@@ -65,6 +65,12 @@ class Schedules:
             )
         self._declared[schedule.name] = renew or (lambda: schedule)
 
+    def on(self, client: Client) -> Schedules:
+        """Return the same declarations with another client."""
+        made = Schedules(client)
+        made._declared = self._declared
+        return made
+
     def scheduler(self) -> Scheduler:
         """Make the service that looks after all that is declared."""
         return Scheduler(self._client, self.declared)

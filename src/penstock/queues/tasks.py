@@ -166,6 +166,22 @@ class Task(TaskSender[P, R]):
         """Return a handle on a job of this task that was sent before."""
         return Job(self.queue, job_id, False, self.signature.result_type)
 
+    def on(self, queue: Queue) -> Task[P, R]:
+        """Return the same task for a queue of another application."""
+        return Task(
+            queue,
+            self.function,
+            name=self.name,
+            retry=self._retry,
+            timeout=self._timeout_s,
+            concurrency=self.concurrency,
+            status=self.status,
+            isolate=self.isolation or False,
+            priority=self.options.priority,
+            unique=self.unique,
+            expires=self.options.expires,
+        )
+
     @property
     def retry(self) -> RetryPolicy:
         """Its own policy, or that of its queue."""

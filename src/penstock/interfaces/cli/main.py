@@ -61,12 +61,18 @@ class _Commands(click.Group):
 @click.option("--config", help="TOML file with settings (default: ./penstock.toml).")
 @click.version_option(package_name="penstock")
 def cli(**_: str | None) -> None:
-    """Coordinate work on a Redis or Valkey server.
+    """Run background work on a Redis or Valkey server, and look after it.
 
-    Settings: arguments win over PENSTOCK_… variables, those over the TOML file. Exit codes: 0 well,
-    1 something was found wrong, 2 wrong usage or refused, 3 configuration, 4 no connection,
-    5 time-out, 130 interrupted.
-    """
+    \b
+      penstock worker shop:app    run the tasks and handlers of `app` in shop.py
+      penstock queue status       how many jobs wait and run, and who runs them
+      penstock dlq list mail      jobs of the queue `mail` that failed, and why
+      penstock doctor             check how the server is set up
+
+    Without --url these use an embedded server, started when it is first needed. Options win over
+    PENSTOCK_… variables, those over the TOML file. Exit codes: 0 success, 1 a problem was found,
+    2 wrong usage or refused, 3 configuration, 4 no connection, 5 time-out, 130 interrupted.
+    """  # noqa: D301  \b keeps lines as they are
 
 
 def pass_settings(command: Callable[Concatenate[Settings, P], T]) -> Callable[P, T]:

@@ -114,11 +114,11 @@ def _greet(health: Health, place: _Place | None, as_json: bool) -> None:
         say(f"  {program} ingest search --rag {place.rag_id} 'your question'")
     say("From another terminal:")
     for command, purpose in (
-        ("health", "is the server fit for work?"),
-        ("workers", "who is at work?"),
-        ("doctor", "is the server set up well?"),
+        ("worker shop:app", "run the tasks of `app` in your shop.py"),
+        ("workers", "list the workers"),
+        ("doctor", "check how the server is set up"),
     ):
-        say(f"  {program} {command:8}  {purpose}")
+        say(f"  {program} {command:15}  {purpose}")
     say("Ctrl-C stops it.")
 
 

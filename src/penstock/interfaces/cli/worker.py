@@ -6,17 +6,15 @@ import asyncio
 import os
 import sys
 import threading
-import traceback
 from dataclasses import replace
-from importlib import import_module
 from pathlib import Path
 
 import click
 
 from penstock.app import Penstock
-from penstock.errors import ConfigError, PenstockError
 from penstock.inspector.workers import WorkerView, list_workers
-from penstock.interfaces.cli.main import given, pass_settings, run
+from penstock.interfaces.cli.application import child_environ, load_application, module_of
+from penstock.interfaces.cli.main import pass_settings, run
 from penstock.interfaces.cli.output import json_option, say, say_json
 from penstock.interfaces.cli.reload import Reloading, places_of
 from penstock.interfaces.cli.values import names
@@ -35,9 +33,11 @@ _LONGEST_GRACE_S = 86_400
 
 @click.command()
 @click.argument("application", required=False, metavar="[MODULE:NAME]")
-@click.option("--queues", type=names, metavar="NAMES", help="Work only for these: one, or a,b,c.")
-@click.option("--concurrency", type=click.IntRange(1, 10_000), help="Jobs of a queue at a time.")
-@click.option("--reload", is_flag=True, help="Start anew when a Python file has changed.")
+@click.option("--queues", type=names, metavar="NAMES", help="Run only these queues: one, or a,b,c.")
+@click.option(
+    "--concurrency", type=click.IntRange(1, 10_000), help="Jobs of each queue to run at a time."
+)
+@click.option("--reload", is_flag=True, help="Restart when a Python file has changed.")
 @click.option(
     "--stop-on-eof",
     is_flag=True,
@@ -54,11 +54,19 @@ def worker(
     stop_on_eof: bool,
     as_json: bool,
 ) -> None:
-    """Work until told to stop.
+    """Run the tasks, handlers and schedules of an application until stopped.
 
-    MODULE:NAME is your Penstock object, as in shop:app. SIGTERM or Ctrl-C lets what is under way
-    finish within the grace period (worker.grace_s); a second one ends it at once.
-    """
+    MODULE:NAME is a Penstock object in your code, of `penstock` or `penstock.sync`: for `app` in
+    shop.py, in the folder of that file:
+
+    \b
+      penstock worker shop:app
+      penstock worker shop:app --queues mail,reports --concurrency 4
+      penstock worker shop:app --reload
+
+    SIGTERM or Ctrl-C lets running jobs finish within the grace period (worker.grace_s); a second
+    one ends them at once. After kill -9 the next worker runs what this one had begun.
+    """  # noqa: D301  \b keeps lines as they are
     configure(replace(settings.log, format="json") if as_json else settings.log)
     if reload:
         if application is None:
@@ -67,7 +75,7 @@ def worker(
         options += [f"--concurrency={concurrency}"] if concurrency else []
         options += ["--json"] if as_json else []
         sys.exit(_reload(settings, application, options, stop_on_eof))
-    app = _find(application) if application else Penstock(settings=settings)
+    app = load_application(application) if application else Penstock(settings=settings)
 
     async def work() -> int:
         async with app:
@@ -81,13 +89,13 @@ def worker(
 
 def _reload(settings: Settings, application: str, options: list[str], stop_on_eof: bool) -> int:
     """Run the same command as a child process, anew after each change."""
-    module_name = _names(application)[0]
+    module_name = module_of(application)
     sys.path.insert(0, str(Path.cwd()))
     command = [sys.executable, "-m", "penstock", "worker", application, "--stop-on-eof", *options]
     stop_s = min(settings.worker.grace_s + _MARGIN_S, _LONGEST_GRACE_S)
 
     async def watch() -> int:
-        reloading = Reloading(command, _environ(), places_of(module_name), stop_s=stop_s)
+        reloading = Reloading(command, child_environ(), places_of(module_name), stop_s=stop_s)
         runner = Worker(work=[reloading], settings=replace(settings.worker, grace_s=stop_s))
         if stop_on_eof:
             stop_when_input_ends(runner)
@@ -149,47 +157,3 @@ def stop_when_input_ends(runner: Worker) -> None:
         loop.call_soon_threadsafe(runner.ask_to_stop)
 
     threading.Thread(target=read, name="penstock stop on eof", daemon=True).start()
-
-
-def _find(application: str) -> Penstock:
-    """Import the user's application; the working directory comes first, as with `python -m`.
-
-    It reads its own settings: what was given on the command line reaches it by the environment.
-    """
-    module_name, name = _names(application)
-    os.environ.update(_environ())
-    sys.path.insert(0, str(Path.cwd()))
-    try:
-        module = import_module(module_name)
-    except PenstockError:
-        raise
-    except Exception as error:  # noqa: BLE001  it is the user's code
-        raise ConfigError(f"{application!r}: {_import_failure(module_name, error)}") from None
-    if not hasattr(module, name):
-        raise ConfigError(f"{application!r}: module {module_name!r} has no {name!r}")
-    found = getattr(module, name)
-    if not isinstance(found, Penstock):
-        raise ConfigError(f"{application!r} is a {type(found).__name__}, not a Penstock")
-    return found
-
-
-def _names(application: str) -> tuple[str, str]:
-    module_name, _, name = application.partition(":")
-    if not module_name or not name:
-        raise ConfigError(f"{application!r}: expected MODULE:NAME, as in shop:app")
-    return module_name, name
-
-
-def _environ() -> dict[str, str]:
-    return os.environ | {f"PENSTOCK_{option.upper()}": value for option, value in given().items()}
-
-
-def _import_failure(module_name: str, error: Exception) -> str:
-    missing = error.name if isinstance(error, ModuleNotFoundError) else None
-    if missing and f"{module_name}.".startswith(f"{missing}."):
-        return f"there is no module {module_name!r} here"
-    place = traceback.extract_tb(error.__traceback__)[-1]
-    return (
-        f"importing {module_name!r} failed: {type(error).__name__}: {error} "
-        f"({place.filename}, line {place.lineno})"
-    )

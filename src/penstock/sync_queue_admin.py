@@ -1,0 +1,72 @@
+"""Looking at queues and schedules, and changing them, without awaiting: see `penstock.sync`."""
+
+from __future__ import annotations
+
+from penstock.portal import Blocking
+from penstock.queues import admin as asynchronous_admin
+from penstock.queues import dead_letters as asynchronous_letters
+from penstock.queues import schedules as asynchronous_schedules
+from penstock.sync_sibling import Application, Sibling
+
+__all__ = ["QueueAdmin", "QueueDeadLetters", "Schedules"]
+
+
+class QueueDeadLetters(Sibling[asynchronous_letters.QueueDeadLetters]):
+    """`penstock.QueueDeadLetters`, blocking. Made by `QueueAdmin.dead_letters`."""
+
+    count = Blocking(asynchronous_letters.QueueDeadLetters.count)
+    list = Blocking(asynchronous_letters.QueueDeadLetters.list)
+    kinds = Blocking(asynchronous_letters.QueueDeadLetters.kinds)
+    get = Blocking(asynchronous_letters.QueueDeadLetters.get)
+    requeue = Blocking(asynchronous_letters.QueueDeadLetters.requeue)
+    edit = Blocking(asynchronous_letters.QueueDeadLetters.edit)
+    purge = Blocking(asynchronous_letters.QueueDeadLetters.purge)
+    audit = Blocking(asynchronous_letters.QueueDeadLetters.audit)
+
+
+class QueueAdmin(Sibling[asynchronous_admin.QueueAdmin]):
+    """`penstock.QueueAdmin`, blocking: `Penstock.queues`."""
+
+    def __init__(self, app: Application) -> None:
+        super().__init__(app, lambda app: app.queues)
+
+    list = Blocking(asynchronous_admin.QueueAdmin.list)
+    facts = Blocking(asynchronous_admin.QueueAdmin.facts)
+    workers = Blocking(asynchronous_admin.QueueAdmin.workers)
+    claims = Blocking(asynchronous_admin.QueueAdmin.claims)
+    peek = Blocking(asynchronous_admin.QueueAdmin.peek)
+    job = Blocking(asynchronous_admin.QueueAdmin.job)
+    jobs = Blocking(asynchronous_admin.QueueAdmin.jobs)
+    cancel = Blocking(asynchronous_admin.QueueAdmin.cancel)
+    retry = Blocking(asynchronous_admin.QueueAdmin.retry)
+    pause = Blocking(asynchronous_admin.QueueAdmin.pause)
+    resume = Blocking(asynchronous_admin.QueueAdmin.resume)
+    park = Blocking(asynchronous_admin.QueueAdmin.park)
+    set_weight = Blocking(asynchronous_admin.QueueAdmin.set_weight)
+    set_limits = Blocking(asynchronous_admin.QueueAdmin.set_limits)
+    drain = Blocking(asynchronous_admin.QueueAdmin.drain)
+    purge = Blocking(asynchronous_admin.QueueAdmin.purge)
+    move = Blocking(asynchronous_admin.QueueAdmin.move)
+    delete = Blocking(asynchronous_admin.QueueAdmin.delete)
+    audit = Blocking(asynchronous_admin.QueueAdmin.audit)
+
+    def dead_letters(self, queue: str, *, overflow: bool = False) -> QueueDeadLetters:
+        """Return the dead letters of a queue, as `penstock.QueueAdmin.dead_letters`."""
+        return QueueDeadLetters(
+            self._app, lambda app: app.queues.dead_letters(queue, overflow=overflow)
+        )
+
+
+class Schedules(Sibling[asynchronous_schedules.Schedules]):
+    """`penstock.Schedules`, blocking: `Penstock.schedules`."""
+
+    def __init__(self, app: Application) -> None:
+        # The declarations are those of the application that a worker runs.
+        super().__init__(app, lambda opened: app.twin.schedules.on(opened.redis))
+
+    list = Blocking(asynchronous_schedules.Schedules.list)
+    get = Blocking(asynchronous_schedules.Schedules.get)
+    pause = Blocking(asynchronous_schedules.Schedules.pause)
+    resume = Blocking(asynchronous_schedules.Schedules.resume)
+    trigger = Blocking(asynchronous_schedules.Schedules.trigger)
+    remove = Blocking(asynchronous_schedules.Schedules.remove)

@@ -1,0 +1,87 @@
+"""The worker for code that does not await: see `penstock.sync`."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+
+from penstock import app as asynchronous
+from penstock.errors import NotOpen
+from penstock.runtime import worker as asynchronous_worker
+from penstock.runtime.process import run_process
+from penstock.runtime.readiness import Readiness
+
+__all__ = ["Worker"]
+
+
+class Worker:
+    """`penstock.runtime.Worker`, blocking. Made by `Penstock.worker`.
+
+        sys.exit(app.worker().run_forever())             # the purpose of this process
+
+        worker = app.worker()                            # or beside other work
+        thread = threading.Thread(target=worker.run)
+        thread.start()
+        ...
+        worker.stop()
+
+    It has an event loop of its own in the thread that runs it. Plain functions run in further
+    threads, so they may call every blocking method of the application.
+    """
+
+    def __init__(
+        self,
+        app: asynchronous.Penstock,
+        worker: asynchronous_worker.Worker,
+        turn: threading.Lock,
+    ) -> None:
+        self._app, self._worker = app, worker
+        self._turn = turn  # one worker of an application at a time: they would share connections
+        self._gate = threading.Lock()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._ended = threading.Event()
+
+    @property
+    def failures(self) -> list[Exception]:
+        """Errors that services failed with; each is in the log as well."""
+        return self._worker.failures
+
+    def run(self, *, signals: bool = True) -> int:
+        """Run in this thread until stopped; the exit code. As `penstock.runtime.Worker.run`."""
+        with asyncio.Runner() as runner:
+            return runner.run(self._run(signals))
+
+    def run_forever(self) -> int:
+        """Run as the purpose of this process; the exit code."""
+        return run_process(lambda: self._run(signals=True))
+
+    def ask_to_stop(self) -> None:
+        """Ask for the end without waiting for it; from any thread."""
+        with self._gate:
+            if self._loop is None:
+                self._worker.ask_to_stop()
+            elif not self._ended.is_set():
+                self._loop.call_soon_threadsafe(self._worker.ask_to_stop)
+
+    def stop(self) -> None:
+        """Ask for the end and wait for it, from another thread. May be called twice."""
+        self.ask_to_stop()
+        if self._loop is not None:
+            self._ended.wait()
+
+    def readiness(self) -> Readiness:
+        """Whether the worker does its work now, and if not, why. Cheap; from any thread."""
+        return self._worker.readiness()
+
+    async def _run(self, signals: bool) -> int:
+        if not self._turn.acquire(blocking=False):
+            raise NotOpen("a worker of this application is running in this process already")
+        try:
+            with self._gate:
+                self._loop = asyncio.get_running_loop()
+            async with self._app:
+                return await self._worker.run(signals=signals)
+        finally:
+            with self._gate:
+                self._ended.set()
+            self._turn.release()

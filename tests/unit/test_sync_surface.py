@@ -1,0 +1,134 @@
+"""`penstock.sync` offers everything that the asynchronous objects offer, under the same names."""
+
+import inspect
+
+import pytest
+
+import penstock
+from penstock import (
+    sync,
+    sync_cache,
+    sync_feeds,
+    sync_holding,
+    sync_primitives,
+    sync_queue_admin,
+    sync_queues,
+    sync_runs,
+    sync_topics,
+    sync_worker,
+)
+from penstock.coordination.feeds.reader import FeedReader
+from penstock.portal import Blocking
+from penstock.queues.schedules import Schedules
+from penstock.queues.tasks import TaskSender
+from penstock.redis.client import Client
+from penstock.runtime import Worker
+
+PAIRS = {
+    penstock.Penstock: sync.Penstock,
+    Client: sync.Client,
+    Worker: sync_worker.Worker,
+    penstock.Topic: sync_topics.Topic,
+    penstock.TopicAdmin: sync_topics.TopicAdmin,
+    penstock.DeadLetters: sync_topics.DeadLetters,
+    penstock.Queue: sync_queues.Queue,
+    penstock.Task: sync_queues.Task,
+    TaskSender: sync_queues.TaskSender,
+    penstock.Job: sync_queues.Job,
+    penstock.QueueAdmin: sync_queue_admin.QueueAdmin,
+    penstock.QueueDeadLetters: sync_queue_admin.QueueDeadLetters,
+    Schedules: sync_queue_admin.Schedules,
+    penstock.Cache: sync_cache.Cache,
+    penstock.HourlyLimit: sync_primitives.HourlyLimit,
+    penstock.LimitBook: sync_primitives.LimitBook,
+    penstock.Once: sync_primitives.Once,
+    penstock.Window: sync_primitives.Window,
+    penstock.Feed: sync_feeds.Feed,
+    FeedReader: sync_feeds.FeedReader,
+    penstock.Limit: sync_holding.Limit,
+    penstock.Reservation: sync_holding.Reservation,
+    penstock.Slot: sync_holding.Slot,
+    penstock.Slots: sync_holding.Slots,
+    penstock.Run: sync_runs.Run,
+    penstock.Runs: sync_runs.Runs,
+}
+"""Each asynchronous class and its blocking counterpart."""
+
+NOT_BLOCKING = {
+    # They belong to the event loop: connections, background tasks, consumers.
+    Client: {"lease", "wire", "primaries", "stock", "scripts", "tag_on", "open", "close"}
+    # It repeats a coroutine function; a loop around a blocking call does the same.
+    | {"with_retry"},
+    penstock.Penstock: {"leases", "hints", "hub", "close_coordination", "registry"},
+    penstock.Topic: {"close", "consumers"},
+    FeedReader: {"aclose"},
+    # For the other parts of the implementation, not for programs.
+    penstock.Queue: {
+        *("configure", "declared", "found_fields", "held_key", "lane_of", "performers"),
+        *("raw_performer", "records", "server_ms", "target"),
+    },
+    penstock.Task: {"on", "options_for", "performer"},
+    penstock.QueueDeadLetters: {"find", "page"},
+    Schedules: {"add", "declared", "on", "scheduler"},
+    penstock.Limit: {"ask", "settle", "keys", "close", "of"},
+    penstock.LimitBook: {"declare"},
+    penstock.Slot: {"renew", "hold"},
+    penstock.Window: {"close_at", "record", "registered"},
+    penstock.Feed: {"at"},
+}
+OTHER_WORDS = {
+    (penstock.Limit, "reserved"),  # it names the options that the asynchronous one hands on
+}
+
+
+def public_names(kind):
+    return {name for name in dir(kind) if not name.startswith("_")} - NOT_BLOCKING.get(kind, set())
+
+
+def vars_of(kind):
+    """Attributes of a class and its bases, without calling descriptors."""
+    return {name: value for one in reversed(kind.__mro__) for name, value in vars(one).items()}
+
+
+def parameters(function):
+    told = inspect.signature(inspect.unwrap(function), follow_wrapped=True).parameters.values()
+    return [(one.name, one.kind, one.default, one.annotation) for one in told]
+
+
+@pytest.mark.parametrize("asynchronous", PAIRS, ids=lambda kind: kind.__name__)
+def test_nothing_is_missing_in_the_blocking_one(asynchronous):
+    blocking = PAIRS[asynchronous]
+    set_in_constructor = blocking.__init__.__code__.co_names
+    assert public_names(asynchronous) <= {*dir(blocking), *set_in_constructor}
+
+
+@pytest.mark.parametrize("asynchronous", PAIRS, ids=lambda kind: kind.__name__)
+def test_methods_have_the_same_parameters(asynchronous):
+    blocking = PAIRS[asynchronous]
+    for name in public_names(asynchronous):
+        method, sibling = (vars_of(one).get(name) for one in (asynchronous, blocking))
+        if isinstance(sibling, Blocking):
+            assert sibling._method is method, name
+            assert sibling.__doc__ == method.__doc__
+        elif inspect.isfunction(method) and (asynchronous, name) not in OTHER_WORDS:
+            assert not inspect.iscoroutinefunction(sibling), name
+            assert parameters(sibling) == parameters(method), name
+
+
+@pytest.mark.parametrize("asynchronous", NOT_BLOCKING, ids=lambda kind: kind.__name__)
+def test_what_is_left_out_exists(asynchronous):
+    assert set(dir(asynchronous)) >= NOT_BLOCKING[asynchronous]
+
+
+def test_the_constructors_of_applications_take_the_same():
+    assert parameters(sync.Penstock.__init__) == parameters(penstock.Penstock.__init__)
+
+
+def test_an_application_has_the_same_attributes():
+    theirs, ours = (vars(one.Penstock("redis://127.0.0.1:1")) for one in (penstock, sync))
+    assert {name for name in theirs if not name.startswith("_")} <= set(ours)
+
+
+def test_a_bound_method_shows_its_signature():
+    app = sync.Penstock("redis://127.0.0.1:1")
+    assert list(inspect.signature(app.redis.call).parameters) == ["command", "role", "timeout_s"]
