@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from penstock.queues.tasks import Task, TaskDecorator, TaskWords
     from penstock.redis.doctor import Diagnosis
     from penstock.redis.health import Health
+    from penstock.runtime.heartbeat_thread import HeartbeatThread
     from penstock.runtime.service import Service
     from penstock.runtime.worker import Worker
     from penstock.topics.admin import TopicAdmin
@@ -345,20 +346,22 @@ class Penstock(Coordination):
         """
         # Most programs that import penstock only send work.
         from penstock.runtime.heartbeat import Heartbeat  # noqa: PLC0415
+        from penstock.runtime.heartbeat_thread import HeartbeatThread  # noqa: PLC0415
         from penstock.runtime.worker import Worker  # noqa: PLC0415
 
         heartbeat = Heartbeat(self.redis, lambda: worker.readiness())  # noqa: PLW0108
+        heartbeats = HeartbeatThread(self.redis)
         work: list[Service] = []
         support: list[Service] = [heartbeat, *services]
         if queues is None:
-            work += self._consumers(support)
+            work += self._consumers(support, heartbeats)
         if queues is not None or self._registry is not None:
             from penstock.queues.staff import QueueStaff  # noqa: PLC0415
 
             staff = QueueStaff(
-                self.redis,
                 self.registry,
                 heartbeat.worker_id,
+                heartbeats,
                 queues=queues,
                 concurrency=concurrency,
                 overrides=self.dependencies,
@@ -366,6 +369,8 @@ class Penstock(Coordination):
             work += staff.consumers
             support += staff.support
             heartbeat.load = staff.load
+        if work:
+            support.append(heartbeats)
         if self._schedules is not None and self._schedules.declared:
             support.append(self._schedules.scheduler())
         # Also without windows of its own: others may have gone with theirs still open.
@@ -375,7 +380,7 @@ class Penstock(Coordination):
         worker = Worker(work=work, support=support, settings=self.settings.worker)
         return worker
 
-    def _consumers(self, support: list[Service]) -> list[Consumer]:
+    def _consumers(self, support: list[Service], heartbeats: HeartbeatThread) -> list[Consumer]:
         """The consumers of topics; what they need is added to `support`."""
         consumers = [consumer for topic in self._topics for consumer in topic.consumers()]
         if consumers:
@@ -383,6 +388,6 @@ class Penstock(Coordination):
 
             mover = Mover(self.redis)
             for consumer in consumers:
-                consumer.when_known = mover.watch
+                consumer.when_known, consumer.heartbeats = mover.watch, heartbeats
             support.append(mover)
         return consumers

@@ -8,7 +8,7 @@ import contextlib
 import pytest
 
 from penstock.errors import OutOfMemory, PenstockError
-from penstock.queues.lifeline import Lifeline
+from penstock.runtime.heartbeat_thread import Beat, HeartbeatThread
 from penstock.testing.eventually import eventually
 
 TIMEOUTS = {"connect_s": 1.0, "command_s": 1.0}
@@ -184,13 +184,17 @@ async def test_a_worker_that_starts_while_the_server_is_away_gives_signs_of_life
     server = start_server()
     async with make_queue_crew(server.url, timeouts=TIMEOUTS) as crew:
         client, keys = crew.app.redis, crew.keys
-        lifeline = Lifeline(client)
+        heartbeats = HeartbeatThread(client)
         await client.scripts.join_queue(keys=keys, worker="w")
-        lifeline.hold("w", keys, lambda: None)
+
+        async def beat(scripts):
+            await scripts.beat_queue(keys=keys, worker="w")
+
+        heartbeats.add(Beat("queue jobs", 0.1, beat))
         first = await client.call("ZSCORE", keys.workers, "w")
         server.kill()
-        running = asyncio.create_task(lifeline.serve())
-        await eventually(lifeline.trouble)
+        running = asyncio.create_task(heartbeats.serve())
+        await eventually(heartbeats.trouble)
         await asyncio.to_thread(server.restart)
 
         async def beats():
@@ -200,5 +204,5 @@ async def test_a_worker_that_starts_while_the_server_is_away_gives_signs_of_life
                 return False
 
         await eventually(beats, 10)
-        lifeline.ask_to_stop()
+        heartbeats.ask_to_stop()
         await running

@@ -159,6 +159,30 @@ async def test_a_lease_that_ran_out_is_revived_unless_somebody_took_it(desk):
     assert await desk.client.call("PTTL", desk.keys.fence(GROUP, epoch)) > 0
 
 
+async def test_a_renewal_that_arrives_after_the_release_revives_nothing(desk):
+    """It comes from the heartbeat thread, on another connection than the release."""
+    await desk.open(1)
+    epoch = await desk.acquire("anna")
+    assert await desk.release(epoch, [])
+    assert not await desk.renew(epoch)
+    assert await desk.client.call("EXISTS", desk.keys.lease(GROUP)) == 0
+    assert await desk.acquire("ben") > epoch
+
+
+async def test_a_heartbeat_that_arrives_after_the_farewell_makes_no_member(desk):
+    await desk.open()
+    keys, scripts = desk.topic_keys, desk.scripts
+    members, info = keys.members(GROUP), keys.member_info(GROUP)
+    told = {"members": members, "member_info": info, "meta": keys.meta}
+    await scripts.beat_member(**told, member="anna", about=b"{}", ttl_ms=60_000)
+    await desk.client.call("ZADD", members, 1, "anna")
+    assert await scripts.stay_member(members=members, member="anna")
+    assert float(await desk.client.call("ZSCORE", members, "anna")) > 1
+    await scripts.leave_group(members=members, member_info=info, member="anna")
+    assert not await scripts.stay_member(members=members, member="anna")
+    assert await desk.client.call("EXISTS", members, info) == 0
+
+
 # ---- repeats
 
 

@@ -14,13 +14,13 @@ from penstock.queues.counts import Counts
 from penstock.queues.hand import Hand
 from penstock.queues.items import Item
 from penstock.queues.life import Life
-from penstock.queues.lifeline import Lifeline
 from penstock.queues.performer import Performer
 from penstock.queues.reaper import Reaper
 from penstock.queues.work import Work
 from penstock.quiet import RateLimitedLog
 from penstock.redis.wire import Argument
 from penstock.runtime.backoff import retry_delay_s
+from penstock.runtime.heartbeat_thread import Beat, HeartbeatThread
 from penstock.runtime.service import Service
 from penstock.runtime.waiting import happens_within
 
@@ -44,7 +44,7 @@ class QueueConsumer(Service):
         queue: Queue,
         *,
         worker_id: str,
-        lifeline: Lifeline,
+        heartbeats: HeartbeatThread,
         resolver: Resolver,
         concurrency: int | None = None,
     ) -> None:
@@ -53,7 +53,7 @@ class QueueConsumer(Service):
         client, settings = queue.client, queue.client.settings.queues
         self._client, self._settings = client, settings
         self._worker_id, self._lives = worker_id, 0
-        self._lifeline = lifeline
+        self._heartbeats = heartbeats
         self._places = concurrency or queue.options.concurrency or settings.concurrency
         self._performers = queue.performers()
         self._raw = queue.raw_performer()
@@ -125,13 +125,14 @@ class QueueConsumer(Service):
             note=self._note,
         )
         self._life = life
-        self._lifeline.hold(hand.worker, hand.keys, lambda: hand.lose(0))
+        beat = Beat(self.name, self._settings.beat_s, hand.beat)
+        self._heartbeats.add(beat)
         self._note(None)
         try:
             await life.run()
         finally:
             self._life = None
-            self._lifeline.drop(hand.worker, hand.keys)
+            self._heartbeats.remove(beat)
 
     def _first_fields(self, job: JobContext) -> list[Argument]:
         limit = limit_of(job.item, self._work.policy_of(job.item))

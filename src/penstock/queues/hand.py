@@ -20,6 +20,7 @@ from penstock.quiet import RateLimitedLog
 from penstock.redis.client import Client
 from penstock.redis.codec import Codec
 from penstock.redis.keys import QueueKeyring
+from penstock.redis.scripts import Scripts
 from penstock.redis.wire import Argument
 from penstock.runtime.backoff import retry_delay_s
 
@@ -104,6 +105,11 @@ class Hand:
     async def join(self) -> None:
         """Become a member. One round trip."""
         self._note_time(await self._scripts.join_queue(keys=self.keys, worker=self.worker))
+
+    async def beat(self, scripts: Scripts) -> None:
+        """Say that we live. Runs in the heartbeat thread, on its connection."""
+        if not await scripts.beat_queue(keys=self.keys, worker=self.worker):
+            self.loop.call_soon_threadsafe(self.lose, 0)
 
     async def exchange(self, most: int) -> list[JobContext]:
         """Acknowledge what is done and take up to `most` jobs. One round trip, after trouble two.

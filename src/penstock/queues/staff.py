@@ -10,10 +10,9 @@ from collections.abc import Collection
 from penstock.delivery.depends import Overrides, Resolver
 from penstock.errors import ConfigError
 from penstock.queues.consumer import QueueConsumer
-from penstock.queues.lifeline import Lifeline
 from penstock.queues.registry import QueueRegistry
-from penstock.redis.client import Client
 from penstock.runtime.heartbeat import WorkerLoad
+from penstock.runtime.heartbeat_thread import HeartbeatThread
 from penstock.runtime.service import Service
 
 __all__ = ["QueueStaff"]
@@ -24,9 +23,9 @@ class QueueStaff:
 
     def __init__(
         self,
-        client: Client,
         registry: QueueRegistry,
         worker_id: str,
+        heartbeats: HeartbeatThread,
         *,
         queues: Collection[str] | None = None,
         concurrency: int | None = None,
@@ -42,13 +41,12 @@ class QueueStaff:
             for name, queue in registry.queues.items()
             if (queue.tasks or queue.raw_handler) and (queues is None or name in queues)
         ]
-        lifeline = Lifeline(client)
         self._resolver = Resolver(overrides)
         self.consumers = [
             QueueConsumer(
                 queue,
                 worker_id=worker_id,
-                lifeline=lifeline,
+                heartbeats=heartbeats,
                 resolver=self._resolver,
                 concurrency=concurrency,
             )
@@ -56,7 +54,7 @@ class QueueStaff:
         ]
         self.support: list[Service] = []
         if self.consumers:
-            self.support = [lifeline, _Cleaner(self._resolver)]
+            self.support = [_Cleaner(self._resolver)]
         self._last_look = (time.monotonic(), 0)
 
     def load(self) -> WorkerLoad:

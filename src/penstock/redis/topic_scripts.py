@@ -193,6 +193,10 @@ class TopicScripts(ScriptCaller):
         keys = (members, member_info, meta)
         return await self.run("beat_member", keys, (member, about, ttl_ms))
 
+    async def stay_member(self, *, members: str, member: str) -> bool:
+        """Repeat the heartbeat of a consumer; False if it is not on the list."""
+        return bool(await self.run("stay_member", (members,), (member,)))
+
     async def leave_group(self, *, members: str, member_info: str, member: str) -> bool:
         """Take a consumer off the list; False if it was not on it."""
         return bool(await self.run("leave_group", (members, member_info), (member,)))

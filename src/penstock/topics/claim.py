@@ -10,6 +10,7 @@ from penstock.delivery.failures import Failure
 from penstock.errors import LeaseLost
 from penstock.redis.client import Client
 from penstock.redis.keys import PartitionKeys
+from penstock.redis.scripts import Scripts
 from penstock.redis.wire import Argument, Reply
 from penstock.topics.message import Fields, Message, Source
 
@@ -52,9 +53,9 @@ class Claim:
         self._retry = self.keys.retry(source.group)
         self._failures = self.keys.failures(source.group)
 
-    async def renew(self) -> None:
-        """Hold the partition for another `ttl_s`."""
-        held = await self._scripts.renew(
+    async def renew(self, scripts: Scripts | None = None) -> None:
+        """Hold the partition for another `ttl_s`. The heartbeat thread has scripts of its own."""
+        held = await (scripts or self._scripts).renew(
             lease=self._lease,
             epochs=self.keys.epochs,
             fence=self.fence,

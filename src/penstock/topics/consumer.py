@@ -14,6 +14,7 @@ from penstock.quiet import RateLimitedLog
 from penstock.redis.client import Client
 from penstock.redis.codec import Codec
 from penstock.runtime.backoff import retry_delay_s
+from penstock.runtime.heartbeat_thread import Beat, HeartbeatThread
 from penstock.runtime.service import Service
 from penstock.runtime.waiting import happens_within
 from penstock.topics.barrier import Barriers
@@ -88,6 +89,8 @@ class Consumer(Service):
         self._client = topic.client
         self.when_known: Callable[[str, int], object] | None = None
         """Called with the topic and its number of partitions when these are known, or change."""
+        self.heartbeats: HeartbeatThread | None = None
+        """What gives its signs of life; a consumer that is run by itself starts one of its own."""
         self._trouble: str | None = "has not begun yet"
         self._room_for = subscription.max_inflight or topic.client.settings.topics.max_inflight
         self._room = Room(self._room_for)
@@ -135,9 +138,17 @@ class Consumer(Service):
                     self._source,
                     self._began,
                 )
-                helpers.append(group.create_task(self._renew_for_ever(), name=f"{self.name} renew"))
-                await self._balance_until_stopped()
-                await self._drain()
+                heartbeats = self.heartbeats or HeartbeatThread(self._client)
+                if self.heartbeats is None:
+                    helpers.append(group.create_task(heartbeats.serve()))
+                every_s = topics.lease_ttl_s / RENEWALS_PER_LEASE
+                beat = Beat(f"consumer {self.name}", every_s, self._ownership.beat)
+                heartbeats.add(beat)
+                try:
+                    await self._balance_until_stopped()
+                    await self._drain()
+                finally:
+                    heartbeats.remove(beat)
                 for helper in (*helpers, *self._reading):
                     helper.cancel()
         finally:
@@ -167,17 +178,6 @@ class Consumer(Service):
                 self._note(error)
             rest_s = retry_delay_s(failures) if failures else every_s
             await happens_within(self.stop_asked, rest_s, SYSTEM_CLOCK)
-
-    async def _renew_for_ever(self) -> None:
-        every_s = self._client.settings.topics.lease_ttl_s / RENEWALS_PER_LEASE
-        while True:
-            await asyncio.sleep(every_s)
-            try:
-                await self._ownership.renew()
-            except ServerError as error:
-                if not error.transient:
-                    raise
-                self._note(error)
 
     async def _tidy_for_ever(self) -> None:
         """Apply retention and free large payloads, in the partitions we own.

@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 from penstock.delivery.failures import Failure
 from penstock.errors import LeaseLost, ServerError, TopicMissing
 from penstock.quiet import RateLimitedLog
+from penstock.redis.scripts import Scripts
 from penstock.runtime.backoff import retry_delay_s
 from penstock.topics.claim import Claim, Left
 from penstock.topics.message import Message
@@ -93,6 +94,7 @@ class Held:
         """Ids to be acknowledged; whoever appends calls `wake`, so that it is done soon."""
         self._finished_after_failure: list[bytes] = []
         self._released = False
+        self._loop = asyncio.get_running_loop()
         self._settling = asyncio.Lock()
         self._wake = asyncio.Event()
         self.wake = self._wake.set
@@ -200,9 +202,26 @@ class Held:
         else:
             self.held_since(sent_at)
 
+    async def keep(self, scripts: Scripts) -> None:
+        """As `renew`, in the heartbeat thread and on its connection."""
+        if self._released or self.lost:
+            return
+        sent_at = time.monotonic()
+        try:
+            await self.claim.renew(scripts)
+        except LeaseLost:
+            self._loop.call_soon_threadsafe(self._found_lost)
+        else:
+            self.deadline = sent_at + self.claim.ttl_s  # at once: a blocked loop reads it later
+            self._loop.call_soon_threadsafe(self._renewed.set)
+
+    def _found_lost(self) -> None:
+        if not self._released:  # a renewal that comes after the release is refused, too
+            self.lose()
+
     async def release(self, unbegun: Sequence[bytes]) -> None:
         """Give the partition up. No attempt is charged for what was fetched but not begun."""
-        self._released = True  # a renewal that came after it would revive the lease
+        self._released = True
         await self.claim.release(unbegun)
 
     # ---- what becomes of messages

@@ -14,6 +14,7 @@ import msgspec
 
 from penstock.errors import ServerError, TopicMissing
 from penstock.redis.client import Client
+from penstock.redis.scripts import Scripts
 from penstock.redis.wire import Command
 from penstock.topics.claim import Claim
 from penstock.topics.facts import Facts, read_facts
@@ -87,10 +88,18 @@ class Ownership:
             await self._take(wanted, [index for index in open_ if index not in self.helds], members)
         return facts
 
-    async def renew(self) -> None:
-        """Hold every partition for longer. A failed renewal is tried again with the next."""
+    async def beat(self, scripts: Scripts) -> None:
+        """Stay a member and hold every partition for longer. Runs in the heartbeat thread.
+
+        What fails is tried again with the next beat.
+        """
         helds = list(self.helds.values())
-        outcomes = await asyncio.gather(*(held.renew() for held in helds), return_exceptions=True)
+        stay = scripts.stay_member(
+            members=self._client.keys.topic(self.topic).members(self.group), member=self.name
+        )
+        outcomes = await asyncio.gather(
+            stay, *(held.keep(scripts) for held in helds), return_exceptions=True
+        )
         for outcome in outcomes:
             if isinstance(outcome, BaseException):
                 raise outcome

@@ -167,6 +167,7 @@ class Handlers:
 
     async def handle(self, message: Message) -> Exception | None:
         orders = self._begin(message)
+        _compute(orders.get("busy", 0.0))
         try:
             if pause := orders.get("pause", self._work_s):
                 await asyncio.sleep(pause)
@@ -215,6 +216,13 @@ class Handlers:
         outcome = DeadLetter("as ordered") if orders.get("dead") else None
         self._write("finish", "fail" if outcome else "ok", **self._diary.about(message))
         return outcome
+
+
+def _compute(seconds: float) -> None:
+    """Keep the event loop busy without a pause, as a long computation does."""
+    until = time.monotonic() + seconds
+    while time.monotonic() < until:
+        sum(range(1_000))
 
 
 async def work(told: dict) -> int:

@@ -362,6 +362,7 @@ class TopicMachine(RuleBasedStateMachine):
         assert given_up == (share is not None)
         if share is not None:
             share.owner = share.fenced_epoch = None
+            share.epoch += 1
             for id_ in hand.fresh:
                 self.claim(hand, share, id_, 0)
 

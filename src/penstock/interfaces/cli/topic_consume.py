@@ -28,6 +28,7 @@ from penstock.interfaces.cli.wording import message_line
 from penstock.redis.codec import Codec
 from penstock.runtime import Worker, configure, run_process
 from penstock.runtime.heartbeat import Heartbeat
+from penstock.runtime.heartbeat_thread import HeartbeatThread
 from penstock.settings import Settings
 from penstock.topics.admin import TopicAdmin
 from penstock.topics.bodies import show_payload
@@ -114,11 +115,15 @@ def consume(
                 raise TopicMissing(topic)
             handling = _Handling(app.codec, words, count, as_json=as_json)
             consumer = Consumer(app.topic(topic, type=bytes), handling.handle, subscription)
-            mover = Mover(app.redis)
-            consumer.when_known = mover.watch
+            mover, heartbeats = Mover(app.redis), HeartbeatThread(app.redis)
+            consumer.when_known, consumer.heartbeats = mover.watch, heartbeats
             worker = Worker(
                 work=[consumer],
-                support=[Heartbeat(app.redis, lambda: worker.readiness()), mover],  # noqa: PLW0108
+                support=[
+                    Heartbeat(app.redis, lambda: worker.readiness()),  # noqa: PLW0108
+                    heartbeats,
+                    mover,
+                ],
                 settings=settings.worker,
             )
             handling.begin(worker, consumer)

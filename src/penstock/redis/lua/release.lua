@@ -29,4 +29,6 @@ if redis.call('GET', KEYS[1]) == ARGV[2] then redis.call('DEL', KEYS[1]) end
 if redis.call('PEXPIRE', KEYS[3], 1000) == 1 then
   redis.call('XGROUP', 'DESTROY', KEYS[3], ARGV[1])
 end
+-- The epoch ends with it: a renewal of the heartbeat thread that is still on its way is refused.
+redis.call('HSET', KEYS[2], ARGV[1], string.format('%.0f', ARGV[3] + 1))
 return 1

@@ -1,0 +1,184 @@
+"""Signs of life from a thread: whatever the event loop of the process is busy with, they go on."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, replace
+from urllib.parse import quote
+
+from penstock.errors import ServerError
+from penstock.quiet import RateLimitedLog
+from penstock.redis.client import Client
+from penstock.redis.scripts import Scripts
+from penstock.runtime.backoff import retry_delay_s
+from penstock.runtime.service import Service
+from penstock.settings import Settings
+
+__all__ = ["Beat", "HeartbeatThread"]
+
+logger = logging.getLogger(__name__)
+quiet = RateLimitedLog(logger)
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Beat:
+    """One sign of life: what `send` says to the server, at least every `every_s`."""
+
+    name: str
+    every_s: float
+    send: Callable[[Scripts], Awaitable[None]]
+    """Runs in the thread. It may read what the event loop writes, and calls back into the loop
+    with `call_soon_threadsafe` only."""
+
+
+class HeartbeatThread(Service):
+    """Gives the signs of life of a worker's queues and topics, all from one thread.
+
+    The thread has an event loop and a connection of its own, so a handler that computes for minutes
+    without awaiting anything does not make its process look dead. (One that holds the interpreter's
+    lock for that long does: run it in a process of its own, as `isolate` does for jobs.)
+    """
+
+    def __init__(self, client: Client) -> None:
+        super().__init__("heartbeat thread")
+        self._client = client
+        self._lock = threading.Lock()
+        self._beats: dict[Beat, asyncio.Task[None] | None] = {}
+        self._troubles: dict[Beat, str] = {}
+        self._loop: asyncio.AbstractEventLoop | None = None
+        """That of the thread, while it takes orders."""
+        self._end: asyncio.Event | None = None
+        self._over = False
+        self._failure_in_beat: BaseException | None = None
+
+    def trouble(self) -> str | None:
+        return next(iter(self._troubles.copy().values()), None)
+
+    def add(self, beat: Beat) -> None:
+        """Give this sign of life from now on, the first one at once."""
+        with self._lock:
+            self._beats[beat] = None
+            if self._loop is not None:
+                self._loop.call_soon_threadsafe(self._start_beat, beat)
+
+    def remove(self, beat: Beat) -> None:
+        """Stop it. One that is on its way may still arrive."""
+        with self._lock:
+            task = self._beats.pop(beat, None)
+            if self._loop is not None and task is not None:
+                self._loop.call_soon_threadsafe(task.cancel)
+
+    async def run(self) -> None:
+        loop, ended = asyncio.get_running_loop(), asyncio.Event()
+        failure: list[BaseException] = []
+
+        def live() -> None:
+            try:
+                asyncio.run(self._beat_until_stopped())
+            except BaseException as error:  # noqa: BLE001  it is raised in the service's own task
+                failure.append(error)
+            finally:
+                loop.call_soon_threadsafe(ended.set)
+
+        thread = threading.Thread(target=live, name="penstock heartbeats", daemon=True)
+        thread.start()
+        waits = [asyncio.create_task(one.wait()) for one in (self.stop_asked, ended)]
+        try:
+            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for wait in waits:
+                wait.cancel()
+            self._ask_thread_to_end()
+            await ended.wait()
+            thread.join()
+        if failure:
+            raise failure[0]
+
+    # ---- in the thread
+
+    async def _beat_until_stopped(self) -> None:
+        own, end = asyncio.get_running_loop(), asyncio.Event()
+        client, opening = Client(self._settings()), asyncio.Lock()
+        self._connect = lambda: _opened(client, opening)
+        with self._lock:
+            self._loop, self._end = own, end
+            for beat in self._beats:
+                own.call_soon(self._start_beat, beat)
+            over = self._over
+        try:
+            if not over:
+                await end.wait()
+        finally:
+            with self._lock:
+                self._loop = None
+                tasks = [task for task in self._beats.values() if task is not None]
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            await client.close()
+        if self._failure_in_beat is not None:
+            raise self._failure_in_beat
+
+    def _start_beat(self, beat: Beat) -> None:
+        with self._lock:
+            if beat not in self._beats or self._loop is None:
+                return
+            task = self._beats[beat] = self._loop.create_task(
+                self._repeat(beat), name=f"beat {beat.name}"
+            )
+        task.add_done_callback(self._beat_ended)
+
+    async def _repeat(self, beat: Beat) -> None:
+        failures = 0
+        try:
+            while True:
+                try:
+                    await beat.send((await self._connect()).scripts)
+                    failures = 0
+                    self._troubles.pop(beat, None)
+                except ServerError as error:
+                    failures += 1
+                    self._troubles[beat] = f"no sign of life for {beat.name}: {error}"
+                    quiet.warning(
+                        f"{beat.name} {type(error).__name__}",
+                        "no sign of life for %s: %s; trying again",
+                        beat.name,
+                        error,
+                    )
+                await asyncio.sleep(
+                    min(retry_delay_s(failures), beat.every_s) if failures else beat.every_s
+                )
+        finally:
+            self._troubles.pop(beat, None)
+
+    def _beat_ended(self, task: asyncio.Task[None]) -> None:
+        """A beat that failed with anything but the server is a defect: it ends the worker."""
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._failure_in_beat = error
+            if self._end is not None:
+                self._end.set()
+
+    # ---- small parts
+
+    def _ask_thread_to_end(self) -> None:
+        with self._lock:
+            self._over = True
+            if self._loop is not None and self._end is not None:
+                self._loop.call_soon_threadsafe(self._end.set)
+
+    def _settings(self) -> Settings:
+        """Those of the worker; its embedded server is only visited, not attached to."""
+        settings = self._client.settings
+        if self._client.embedded is None:
+            return settings
+        return replace(settings, url=f"unix://{quote(self._client.embedded.endpoint.path)}")
+
+
+async def _opened(client: Client, opening: asyncio.Lock) -> Client:
+    """The client of the thread; the server may be away when it begins."""
+    async with opening:
+        await client.open()
+    return client
