@@ -40,7 +40,7 @@ async def topic_on(url, namespace, partitions=1, **settings):
 def stored_on(server, client, partition=0):
     """Payloads by id, asked past the client."""
     entries = server.command("XRANGE", client.keys.partition("orders", partition).stream, "-", "+")
-    return {id_: fields[1] for id_, fields in entries}
+    return {f"{partition}-{id_}": fields[1] for id_, fields in entries}
 
 
 @pytest.fixture

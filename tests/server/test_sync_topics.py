@@ -26,7 +26,7 @@ def test_a_blocking_program_sends_one_message_and_many(app):
     first = orders.send({"n": 1}, key="k")
     rest = orders.send_batch([{"n": 2}, {"n": 3}])
     entries = stored(app, "orders")
-    assert [entry[0].decode() for entry in entries] == [first, *rest]
+    assert [f"0-{entry[0].decode()}" for entry in entries] == [first, *rest]
     assert [entry[1][1] for entry in entries] == [b'{"n":1}', b'{"n":2}', b'{"n":3}']
 
 

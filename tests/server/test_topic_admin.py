@@ -94,7 +94,7 @@ async def test_a_description_tells_what_is_in_each_partition(client, admin):
     await client.call("XADD", client.keys.topic("orders").dlq, "*", "payload", "1")
     view = await admin.describe("orders")
     part = view.partitions[1]
-    assert (part.length, part.first_id, part.last_id) == (2, first, last)
+    assert (part.length, part.first_id, part.last_id) == (2, f"1-{first}", f"1-{last}")
     assert part.bytes > 200
     assert (part.delayed, part.lost, view.delayed, view.lost) == (1, 7, 1, 7)
     assert (view.length, view.dead_letters) == (2, 1)

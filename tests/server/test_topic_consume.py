@@ -94,7 +94,7 @@ async def test_a_message_tells_all_that_is_known_of_it(app, consume):
 
     await consume(orders, handle, group="billing")
     [message] = await eventually(lambda: seen)
-    assert message.id.decode() == sent
+    assert message.id == sent
     assert (message.topic, message.group, message.key) == ("orders", "billing", "ann")
     assert message.headers == {"trace": "abc"}
     assert message.attempt == 1

@@ -231,6 +231,7 @@ async def test_a_replay_goes_to_the_failing_group_and_takes_the_letter_away(clie
         b"key": b"k3",
         b"headers": b'{"trace":"abc","x-original-message-id":"1700000000000-3"}',
         b"targetGroup": b"billing",
+        b"messageId": b"3-1700000000000-3",
     }
     assert await letters.count() == 0
     assert await client.call("HLEN", client.keys.topic("orders").dlq_index) == 0

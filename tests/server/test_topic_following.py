@@ -40,7 +40,10 @@ async def take(following, count):
 
 async def test_what_is_there_comes_first_in_the_order_of_ids(client, admin):
     await admin.create("orders", 3)
-    ids = [await add(client, number % 3, "payload", str(number)) for number in range(250)]
+    ids = [
+        f"{number % 3}-{await add(client, number % 3, 'payload', str(number))}"
+        for number in range(250)
+    ]
     following = admin.follow("orders", start="earliest")
     shown = await take(following, 250)
     assert sorted(view.id for view in shown) == sorted(ids)

@@ -100,7 +100,7 @@ async def test_lag_counts_messages_not_ids(client, admin):
     assert (view.lag, view.approximate, view.pending) == (4, False, 2)
     first, second = view.partitions
     assert (first.lag, first.pending, second.lag, second.pending) == (2, 2, 2, 0)
-    assert first.last_delivered_id == ids[-1]
+    assert first.last_delivered_id == f"0-{ids[-1]}"
     assert first.settled_id is not None
     assert first.oldest_pending_ms is not None
     assert second.oldest_pending_ms is None

@@ -71,7 +71,7 @@ async def entries(client, topic="orders", partitions=4):
     for index in range(partitions):
         replies = await client.call("XRANGE", client.keys.partition(topic, index).stream, "-", "+")
         found[index] = [
-            (id_.decode(), dict(zip(fields[::2], fields[1::2], strict=True)))
+            (f"{index}-{id_.decode()}", dict(zip(fields[::2], fields[1::2], strict=True)))
             for id_, fields in replies
         ]
     return found
@@ -262,8 +262,9 @@ async def test_a_large_payload_is_kept_beside_the_stream(topic_client, make_topi
     assert await topic_client.call("GET", headers["x-payload-hash-ref"]) == body
     index = topic_client.keys.partition("orders", 0).payloads
     ((member, score),) = [await topic_client.call("ZRANGE", index, 0, -1, "WITHSCORES")]
-    assert member.decode().endswith(f" {id_}")
-    assert score.decode() == id_.partition("-")[0]
+    entry_id = id_.removeprefix("0-")
+    assert member.decode().endswith(f" {entry_id}")
+    assert score.decode() == entry_id.partition("-")[0]
 
 
 async def test_a_batch_keeps_the_order_of_each_key_over_chunks(topic_client, make_topic):

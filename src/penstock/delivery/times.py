@@ -31,7 +31,7 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _LONGEST_S = LONGEST_WAIT.total_seconds()
 _MILLISECOND = timedelta(milliseconds=1)
 _LARGEST_PART = 2**64 - 1
-_ID = re.compile(r"([0-9]{1,20})(?:-([0-9]{1,20}))?")
+_ID = re.compile(r"(?:[0-9]{1,4}-(?=[0-9]{9,20}-))?([0-9]{1,20})(?:-([0-9]{1,20}))?")
 _NAMED = {"0": EARLIEST, "earliest": EARLIEST, LATEST: LATEST, "latest": LATEST}
 
 
@@ -87,6 +87,7 @@ def resolve_position(position: str | datetime) -> str:
 
     "0", "earliest"          before the first entry
     "$", "latest"            after the last entry there is
+    "4-1700000000000-3"      after this message and what was stored with it in other partitions
     "1700000000000-3"        after this entry, as the server has it; without "-3", after -0
     an aware datetime        before the first entry of that millisecond or later
     "2026-07-01T08:00:00Z"   the same; ISO 8601 with Z or an offset
@@ -109,8 +110,8 @@ def resolve_position(position: str | datetime) -> str:
 
 
 _POSITIONS = (
-    '"earliest" or "0", "latest" or "$", an entry id such as "1700000000000-0", an aware datetime, '
-    'or a time such as "2026-07-01T08:00:00Z"'
+    '"earliest" or "0", "latest" or "$", a message id such as "0-1700000000000-0", an aware '
+    'datetime, or a time such as "2026-07-01T08:00:00Z"'
 )
 
 

@@ -21,6 +21,7 @@ from penstock.topics.deletion import delete_topic
 from penstock.topics.facts import Facts, Options, Retention, ensure_topic, read_facts
 from penstock.topics.following import follow_topic
 from penstock.topics.growth import grow_topic
+from penstock.topics.identity import place_id
 from penstock.topics.looking import as_dict, ask, text
 from penstock.topics.partitioners import Partitioner
 from penstock.topics.pending import list_pending
@@ -365,8 +366,8 @@ def _partition(
         index=index,
         length=facts["length"],
         bytes=size or 0,
-        first_id=text(first[0]) if first else None,
-        last_id=None if last == "0-0" else last,
+        first_id=place_id(index, first[0]) if first else None,
+        last_id=None if last == "0-0" else place_id(index, last),
         delayed=delayed,
         lost=int(lost or 0),
     )

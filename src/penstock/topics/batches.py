@@ -11,7 +11,7 @@ from typing import Any
 from penstock.errors import PenstockError, Rejected, SendBatchFailed, TopicMissing
 from penstock.redis.wire import Reply
 from penstock.topics.facts import Facts
-from penstock.topics.lanes import ELSEWHERE, Lane, message_id
+from penstock.topics.lanes import ELSEWHERE, Lane
 from penstock.topics.message import Outgoing
 from penstock.topics.sender import Sender
 
@@ -84,7 +84,7 @@ class _Batch:
             try:
                 replies = await sender.route.begin(lane, commands)
             except PenstockError as error:
-                self._note(places, [error] * len(places))
+                self._note(lane, places, [error] * len(places))
                 return
             chunk.append(_Part(lane, commands, places, replies))
 
@@ -116,7 +116,7 @@ class _Batch:
                 replies = await part.replies
             except PenstockError as error:
                 replies = [error] * len(part.places)
-            refused = self._note(part.places, replies)
+            refused = self._note(part.lane, part.places, replies)
             if refused and self._failure is None:
                 # What is still on its way may be refused, too: it is next, before anything new.
                 self._draining = True
@@ -131,12 +131,12 @@ class _Batch:
                 self._sender.trimmer.sent(part.lane, len(part.places))
         self._draining = self._draining and bool(self._under_way)
 
-    def _note(self, places: list[int], replies: list[Reply]) -> list[int]:
+    def _note(self, lane: Lane, places: list[int], replies: list[Reply]) -> list[int]:
         """Note each message's end; which of them were not stored and may be sent once more."""
-        outcomes, refused = self._outcomes, list[int]()
+        outcomes, refused, message_id = self._outcomes, list[int](), lane.message_id
         for place, reply in zip(places, replies, strict=True):
             if type(reply) is bytes:
-                outcomes[place] = reply.decode()
+                outcomes[place] = message_id(reply)
             elif reply is None:
                 outcomes[place] = TopicMissing(self._sender.topic)
                 refused.append(place)
@@ -158,7 +158,7 @@ class _Batch:
         except PenstockError as error:
             self._failure = error
             return
-        if refused := self._note(places, replies):
+        if refused := self._note(lane, places, replies):
             failure = self._outcomes[refused[0]]
             self._failure = failure if isinstance(failure, PenstockError) else self._failure
 

@@ -15,6 +15,7 @@ from penstock.redis.codec import Codec
 from penstock.redis.wire import Command
 from penstock.topics.bodies import SHOWN_BYTES, body_key, show_payload, without_reference
 from penstock.topics.facts import read_facts
+from penstock.topics.identity import MESSAGE_ID, identify, position_in
 from penstock.topics.looking import ask, id_numbers, text
 from penstock.topics.message import (
     HEADERS,
@@ -116,7 +117,7 @@ def _view(
     texts = [text(part) for part in fields]
     return MessageView(
         partition=partition,
-        id=f"{ms}-{sequence}",
+        id=identify(partition, f"{ms}-{sequence}", field_of(fields, MESSAGE_ID)),
         sent_ms=ms,
         payload=payload,
         key=None if key is None else text(key),
@@ -148,7 +149,7 @@ async def _bodies(
 def _bound(bound: str | datetime) -> str:
     """Spell one end of a range; a time means every message of its millisecond."""
     if not isinstance(bound, datetime):
-        return bound
+        return position_in(bound)
     if bound.utcoffset() is None:
         raise ValueError(f"{bound!r}: no time zone; add one, as in datetime.now(UTC)")
     return str(max(0, (bound - datetime(1970, 1, 1, tzinfo=UTC)) // timedelta(milliseconds=1)))

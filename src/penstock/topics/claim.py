@@ -107,7 +107,7 @@ class Claim:
                 group=self.source.group,
                 epoch=self.epoch,
                 consumer=CONSUMER,
-                attempts=[message.id, message.attempt],
+                attempts=[message.entry_id, message.attempt],
             )
         )
         return bool(begun)
@@ -116,7 +116,11 @@ class Claim:
         self, message: Message, wait_s: float, failures: tuple[Failure, ...]
     ) -> None:
         """Let a failed message pend until its next attempt is due."""
-        failed: list[Argument] = [message.id, round(wait_s * 1000), msgspec.json.encode(failures)]
+        failed: list[Argument] = [
+            message.entry_id,
+            round(wait_s * 1000),
+            msgspec.json.encode(failures),
+        ]
         self._check(
             await self._scripts.retry_later(
                 epochs=self.keys.epochs,

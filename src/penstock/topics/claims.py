@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -11,6 +10,7 @@ from penstock.redis.keys import PartitionKeys
 from penstock.redis.script import load_script
 from penstock.redis.wire import Argument, pack
 from penstock.topics.entries import claimed_fields, message_fields
+from penstock.topics.identity import MESSAGE_ID, delayed_id
 from penstock.topics.lanes import Lane
 
 __all__ = ["Publication", "publication"]
@@ -58,12 +58,16 @@ def publication(
         if not lane.publish_keys:
             lane.publish_keys = _publish_keys(lane.keys, lane.keys.payload("none"))
         keys = lane.publish_keys
+    waiting: tuple[Argument, ...] = ("", 0)
+    if wait_ms is not None:
+        id_ = delayed_id()
+        waiting, more_fields = (id_, wait_ms), (MESSAGE_ID, id_, *more_fields)
     return Publication(
         keys,
         (
             *(idempotency_key, remember_ms),
             *((name, data) if beside else ("", b"")),
-            *(("", 0) if wait_ms is None else (_waiting_id(), wait_ms)),
+            *waiting,
             *fields,
             *more_fields,
         ),
@@ -75,8 +79,3 @@ def _publish_keys(keys: PartitionKeys, payload_key: str) -> tuple[str, ...]:
         *(keys.stream, keys.dedup, keys.dedup_times, payload_key, keys.payloads),
         *(keys.delayed, keys.delayed_bodies),
     )
-
-
-def _waiting_id() -> str:
-    """Make an id that sorts by time: of messages due together, what was sent first goes first."""
-    return f"d-{time.time_ns():016x}{uuid.uuid4().hex[:16]}"

@@ -25,7 +25,7 @@ from penstock.redis.address import Endpoint
 from penstock.redis.client import Client
 from penstock.redis.node import Role
 from penstock.redis.wire import Command, Reply, Wire, pack
-from penstock.topics.lanes import ELSEWHERE, Direct, Lane, Route, message_id
+from penstock.topics.lanes import ELSEWHERE, Direct, Lane, Route
 
 __all__ = ["Durability", "Replicated", "replicated", "route_for"]
 
@@ -269,12 +269,11 @@ class GroupCommit:
     async def _keep(self, wire: Wire, group: list[_Entry]) -> None:
         commands = [command for entry in group for command in entry.commands]
         replies, missing = await self._promise.keep(wire, commands)
-        if missing:
-            replies = [_missed(reply, missing) for reply in replies]
         start = 0
         for entry in group:
             end = start + len(entry.commands)
-            entry.end(replies[start:end])
+            own = replies[start:end]
+            entry.end([_missed(entry.lane, reply, missing) for reply in own] if missing else own)
             start = end
 
     @staticmethod
@@ -286,8 +285,8 @@ class GroupCommit:
                 entry.future.set_exception(error)
 
 
-def _missed(reply: Reply, missing: str) -> Reply:
+def _missed(lane: Lane, reply: Reply, missing: str) -> Reply:
     """Tell what is missing where a message was stored; a refusal stays what it is."""
     if reply is None or isinstance(reply, ServerError):
         return reply
-    return DurabilityMissed(f"stored as {message_id(reply)}, but {missing}")
+    return DurabilityMissed(f"stored as {lane.message_id(reply)}, but {missing}")

@@ -16,6 +16,7 @@ from penstock.redis.client import Client
 from penstock.redis.keys.names import check_name
 from penstock.redis.wire import Command, Reply
 from penstock.topics.facts import read_facts
+from penstock.topics.identity import place_id
 from penstock.topics.looking import as_dict, ask, id_numbers, now_ms, text
 from penstock.topics.registration import Registration
 from penstock.topics.views import GroupView, MemberView, PartitionLag
@@ -158,8 +159,10 @@ async def _group_view(
                 approximate=approximate,
                 pending=0 if facts is None else facts["pending"],
                 oldest_pending_ms=lowest and max(0, clock_ms - id_numbers(lowest)[0]),
-                last_delivered_id=None if facts is None else text(facts["last-delivered-id"]),
-                settled_id=settled and text(settled),
+                last_delivered_id=_id_in(
+                    part, None if facts is None else facts["last-delivered-id"]
+                ),
+                settled_id=_id_in(part, settled),
                 owner=owner and text(owner),
                 lease_ms=None if owner is None else max(0, lease_ms),
                 epoch=int(part.epochs.get(group, 0)),
@@ -177,6 +180,10 @@ async def _group_view(
         pending=sum(line.pending for line in lines),
         oldest_pending_ms=max(ages, default=None),
     )
+
+
+def _id_in(part: _Partition, entry_id: bytes | None) -> str | None:
+    return None if entry_id is None else place_id(part.index, text(entry_id))
 
 
 async def _lag(

@@ -164,17 +164,17 @@ class KeyedRunner:
                 message = Message(source, id_, fields)
                 return self._again(line, message, await work.failed(held, message, outcome))
         message = item if isinstance(item, Message) else Message(held.source, *item)
-        if message.id in held.waits:
-            return held.waits.pop(message.id)
+        if message.entry_id in held.waits:
+            return held.waits.pop(message.entry_id)
         return self._again(line, message, await work.special(held, item))
 
     def _again(self, line: Line, message: Message, wait_s: float | None) -> float | None:
         if wait_s is None:
             return None
         if not self._in_order:
-            line.held.retry_in(message.id, wait_s)
+            line.held.retry_in(message.entry_id, wait_s)
             return None
-        line.first = Message(message.source, message.id, message.fields, message.attempt + 1)
+        line.first = Message(message.source, message.entry_id, message.fields, message.attempt + 1)
         return wait_s
 
     def _due(self, line: Line) -> None:

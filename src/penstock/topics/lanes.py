@@ -25,8 +25,9 @@ from penstock.redis.script import load_script
 from penstock.redis.wire import Command, Reply, Wire
 from penstock.topics.entries import add_head
 from penstock.topics.facts import Retention
+from penstock.topics.identity import is_delayed
 
-__all__ = ["ELSEWHERE", "Direct", "Lane", "Route", "Trimmer", "message_id"]
+__all__ = ["ELSEWHERE", "Direct", "Lane", "Route", "Trimmer"]
 
 ELSEWHERE = (Redirected, Unreachable, ReadOnlyReplica, ClusterDown)
 """Nothing was stored, and the client knows by now, or finds out, where to go instead."""
@@ -41,8 +42,8 @@ class Lane:
     """A partition's keys and the connection that its messages take."""
 
     __slots__ = (
-        *("index", "keys", "publish_keys", "slot", "stream", "to_add", "to_add_keyed", "untrimmed"),
-        "wire",
+        *("_id_head", "index", "keys", "publish_keys", "slot", "stream", "to_add", "to_add_keyed"),
+        *("untrimmed", "wire"),
     )
 
     def __init__(self, client: Client, topic: str, index: int) -> None:
@@ -57,6 +58,14 @@ class Lane:
         self.wire: Wire | None = None
         self.untrimmed = 0
         """Messages sent since the last trim."""
+        self._id_head = f"{index}-"
+
+    def message_id(self, reply: bytes | list[Any]) -> str:
+        """Return the id of a message from the reply to the command that stored it."""
+        if isinstance(reply, bytes):
+            return self._id_head + reply.decode()
+        stored: bytes = reply[0]
+        return stored.decode() if is_delayed(stored) else self._id_head + stored.decode()
 
 
 class Route(Protocol):
@@ -179,9 +188,3 @@ def _between_trims(retention: Retention) -> int:
     if not limit:
         return _MOST_BETWEEN
     return 1 if limit <= _SMALL else min(_MOST_BETWEEN, limit // _SMALL)
-
-
-def message_id(reply: bytes | list[Any]) -> str:
-    """Return the id in the reply to a command that stored a message."""
-    stored: bytes = reply if isinstance(reply, bytes) else reply[0]
-    return stored.decode()

@@ -6,6 +6,7 @@ library, whose letters have no others:
     originalTopic payload timestamp failedAt retryCount partitionId headers originalMessageId
     maxRetries
     key group attempts reason
+    messageId          the message's id, if that is not its place: partitionId-originalMessageId
     errorClass errorMessage stack fingerprint firstFailureMs lastFailureMs
     fields             every field of an entry that had no payload, as a JSON object
 """
@@ -23,6 +24,7 @@ from penstock.errors import TopicMissing
 from penstock.redis.client import Client
 from penstock.redis.codec import Codec
 from penstock.topics.bodies import SHOWN_BYTES, fetch_body, show_payload
+from penstock.topics.identity import MESSAGE_ID, identify
 from penstock.topics.message import (
     HEADERS,
     KEY,
@@ -74,8 +76,16 @@ class Letter:
         return self.number("partitionId") or 0
 
     @property
+    def entry_id(self) -> str:
+        """Where the message stands in its partition; '' if the letter does not say."""
+        return self.text("originalMessageId") or ""
+
+    @property
     def message_id(self) -> str | None:
-        return self.text("originalMessageId")
+        carried = self.raw.get(MESSAGE_ID)
+        if not self.entry_id and carried is None:
+            return None
+        return identify(self.partition, self.entry_id, carried)
 
     @property
     def headers(self) -> dict[str, str]:
@@ -95,7 +105,7 @@ class Letter:
 
     @property
     def index_field(self) -> str:
-        return index_field(self.group or "", self.text("partitionId") or "", self.message_id or "")
+        return index_field(self.group or "", self.text("partitionId") or "", self.entry_id)
 
     def view(self, codec: Codec, most_bytes: int = SHOWN_BYTES) -> LetterView:
         return LetterView(
@@ -147,7 +157,7 @@ async def bury(
         dlq=keys.dlq,
         dlq_index=keys.dlq_index,
         meta=keys.meta,
-        letter=index_field(message.group, message.partition, message.id.decode()),
+        letter=index_field(message.group, message.partition, message.entry_id.decode()),
         fields=fields,
     )
     if id_ is None:
@@ -155,9 +165,9 @@ async def bury(
     return id_.decode()
 
 
-def index_field(group: str, partition: int | str, message_id: str) -> str:
+def index_field(group: str, partition: int | str, entry_id: str) -> str:
     """Under which a letter stands in the index, so that it is written once."""
-    return f"{group}/{partition}/{message_id}"
+    return f"{group}/{partition}/{entry_id}"
 
 
 def letter_fields(
@@ -178,13 +188,15 @@ def letter_fields(
         "retryCount": str(max(0, attempts - 1)),
         "partitionId": str(message.partition),
         "headers": _headers(message),
-        "originalMessageId": message.id,
+        "originalMessageId": message.entry_id,
         "maxRetries": _max_retries(message, attempts, max_attempts),
     }
     key = field_of(message.fields, KEY)
     if key is not None:
         letter["key"] = key
     letter |= {"group": message.group, "attempts": str(attempts), "reason": str(reason)}
+    if MESSAGE_ID in message.fields[::2]:
+        letter["messageId"] = message.id
     if failures:
         letter |= _failure_fields(failures)
     if payload is None:

@@ -9,6 +9,7 @@ from typing import Any, Final
 import msgspec
 
 from penstock.errors import DecodeError, InvalidMessage
+from penstock.topics.identity import MESSAGE_ID, identify
 
 __all__ = ["Fields", "Message", "Outgoing", "Source", "encode_headers", "field_of", "is_marker"]
 
@@ -59,15 +60,16 @@ class Source:
 class Message:
     """One delivery of a message. Payload and headers are decoded when they are looked at.
 
-    `id` is the server's: it grows within a partition, and its first number is the time at which
-    the server stored the message.
+    `id` is unique in the topic and the same at every attempt, in every group, and when a dead
+    letter is sent again: use it to recognise a repeat.
     """
 
-    __slots__ = ("_decoded", "attempt", "body", "fields", "id", "source")
+    __slots__ = ("_decoded", "attempt", "body", "entry_id", "fields", "source")
 
-    def __init__(self, source: Source, id_: bytes, fields: Fields, attempt: int = 1) -> None:
+    def __init__(self, source: Source, entry_id: bytes, fields: Fields, attempt: int = 1) -> None:
         self.source = source
-        self.id = id_
+        self.entry_id = entry_id
+        """Where it stands in the stream of its partition."""
         self.fields = fields
         self.attempt = attempt
         """1 for the first; crashes count."""
@@ -76,8 +78,12 @@ class Message:
         """A payload that was stored beside the stream, once it has been fetched."""
 
     def __repr__(self) -> str:
-        source = self.source
-        return f"<Message {self.id.decode()} of {source.topic}/{source.partition}>"
+        return f"<Message {self.id} of {self.source.topic}>"
+
+    @property
+    def id(self) -> str:
+        """What `send` returned. See `penstock.topics.identity` for its form."""
+        return identify(self.source.partition, self.entry_id, field_of(self.fields, MESSAGE_ID))
 
     @property
     def topic(self) -> str:
@@ -95,7 +101,7 @@ class Message:
     @property
     def sent_ms(self) -> int:
         """When the server stored it, in ms since 1970 (UTC)."""
-        return int(self.id.partition(b"-")[0])
+        return int(self.entry_id.partition(b"-")[0])
 
     @property
     def key(self) -> str | None:

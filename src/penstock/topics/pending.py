@@ -7,7 +7,9 @@ import msgspec
 from penstock.delivery.failures import Failure
 from penstock.errors import GroupMissing, InvalidMessage
 from penstock.redis.client import Client
+from penstock.redis.wire import Reply
 from penstock.topics.facts import read_facts
+from penstock.topics.identity import identify
 from penstock.topics.looking import text
 from penstock.topics.views import PendingPage, PendingView
 
@@ -34,10 +36,9 @@ async def list_pending(
         start = f"({after}" if after and index == first else "-"
         page = await _pending_in(client, topic, group, index, start, count - len(pending))
         missing += page is None
-        pending += page or ()
-        if len(pending) >= count:
-            last = pending[-1]
-            return PendingPage(pending=pending, cursor=f"{last.partition}/{last.id}")
+        pending += [view for _, view in page or ()]
+        if page and len(pending) >= count:
+            return PendingPage(pending=pending, cursor=f"{index}/{page[-1][0]}")
     if missing == partitions:
         raise GroupMissing(topic, group)
     return PendingPage(pending=pending)
@@ -45,7 +46,8 @@ async def list_pending(
 
 async def _pending_in(
     client: Client, topic: str, group: str, index: int, start: str, count: int
-) -> list[PendingView] | None:
+) -> list[tuple[str, PendingView]] | None:
+    """What is pending in one partition, each with its place in the stream."""
     keys = client.keys.partition(topic, index)
     reply = await client.scripts.look_at_pending(
         stream=keys.stream,
@@ -59,20 +61,22 @@ async def _pending_in(
     if reply == -1:
         return None
     owner, *lines = reply
-    return [
-        PendingView(
-            partition=index,
-            id=text(id_),
-            attempts=attempts,
-            idle_ms=idle_ms,
-            key=text(key[0]) if key else None,
-            due_in_ms=None if due_in_ms < 0 else due_in_ms,
-            last_failure=_last_failure(failures),
-            owner=owner and text(owner),
-            is_gone=not is_there,
-        )
-        for id_, attempts, idle_ms, due_in_ms, failures, is_there, *key in lines
-    ]
+    return [(text(line[0]), _view(index, owner, line)) for line in lines]
+
+
+def _view(index: int, owner: bytes | None, line: Reply) -> PendingView:
+    entry_id, attempts, idle_ms, due_in_ms, failures, is_there, key, carried = line
+    return PendingView(
+        partition=index,
+        id=identify(index, entry_id, carried),
+        attempts=attempts,
+        idle_ms=idle_ms,
+        key=None if key is None else text(key),
+        due_in_ms=None if due_in_ms < 0 else due_in_ms,
+        last_failure=_last_failure(failures),
+        owner=None if owner is None else text(owner),
+        is_gone=not is_there,
+    )
 
 
 def _last_failure(stored: bytes) -> str | None:

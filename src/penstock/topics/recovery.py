@@ -114,7 +114,7 @@ class Recovery:
         """Ids in our hands. Taken before the server is asked: what ends meanwhile is in it."""
         known = held.unsettled_ids() | held.returning | set(held.history)
         for chunk in (*held.queue, self._runner.left(held)):
-            known.update(item.id if isinstance(item, Message) else item[0] for item in chunk)
+            known.update(item.entry_id if isinstance(item, Message) else item[0] for item in chunk)
         return known
 
 

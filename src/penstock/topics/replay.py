@@ -13,6 +13,7 @@ from penstock.redis.wire import Argument
 from penstock.topics.barrier import read_markers
 from penstock.topics.bodies import body_key, without_reference
 from penstock.topics.entries import claimed_fields, message_fields
+from penstock.topics.identity import MESSAGE_ID
 from penstock.topics.letters import Letter
 from penstock.topics.message import (
     HEADERS,
@@ -30,6 +31,7 @@ from penstock.topics.views import Replayed
 __all__ = ["ORIGINAL_ID", "Replay"]
 
 ORIGINAL_ID = "x-original-message-id"
+"""The header by which the Java library tells a message that comes again."""
 
 _CHUNK = 100
 
@@ -149,18 +151,20 @@ class Replay:
             raise _Unfit(f"group {target!r} is not registered (any more)")
         partition = self._place(letter)
         aim: tuple[Argument, ...] = () if target is None else (TARGET_GROUP, target)
+        # So that handlers recognise it; a letter that names no message stands for itself.
+        told = (MESSAGE_ID, letter.message_id) if letter.message_id else ()
         body = letter.payload
         if body is None:
             body = await self._referred(letter)
         if body is None:
-            return _Ready(letter, partition, (*aim, *_foreign_fields(letter)))
+            return _Ready(letter, partition, (*aim, *_foreign_fields(letter), *told))
         key = letter.raw.get(KEY)
         headers = _headers(letter)
         if len(body) <= self._client.settings.topics.claim_above:
-            return _Ready(letter, partition, (*aim, *message_fields(body, key, headers)))
+            return _Ready(letter, partition, (*aim, *message_fields(body, key, headers), *told))
         name = f"replay-{letter.id}"
         place = self._client.keys.partition(self._topic, partition).payload(name)
-        fields = (*aim, *claimed_fields(place, len(body), key, headers))
+        fields = (*aim, *claimed_fields(place, len(body), key, headers), *told)
         return _Ready(letter, partition, fields, name, body)
 
     async def _referred(self, letter: Letter) -> bytes | None:
@@ -184,7 +188,7 @@ class Replay:
 
     def _has_moved(self, letter: Letter) -> bool:
         marker = self._moved_before.get(letter.partition)
-        return marker is not None and _numbers(letter.message_id or "") <= marker
+        return marker is not None and _numbers(letter.entry_id) <= marker
 
 
 def _stored_headers(letter: Letter) -> dict[str, str]:
@@ -196,14 +200,15 @@ def _stored_headers(letter: Letter) -> dict[str, str]:
 
 def _headers(letter: Letter) -> dict[str, str]:
     headers = without_reference(_stored_headers(letter))
-    return {**headers, ORIGINAL_ID: letter.message_id or letter.id}
+    return {**headers, ORIGINAL_ID: letter.entry_id or letter.id}
 
 
 def _foreign_fields(letter: Letter) -> tuple[Argument, ...]:
     """Fields of an entry that had no payload, as they were."""
     if letter.fields is None:
         raise _Unfit("it has no payload")
-    fields = {name: value for name, value in letter.fields.items() if name.encode() != TARGET_GROUP}
+    ours = (TARGET_GROUP, MESSAGE_ID)
+    fields = {name: value for name, value in letter.fields.items() if name.encode() not in ours}
     fields[HEADERS.decode()] = encode_headers(_headers(letter)).decode()
     return tuple(part for item in fields.items() for part in item)
 

@@ -93,11 +93,11 @@ class SerialRunner:
             wait_s = await self._work.failed(held, message, outcome)
             await self._again(held, message, wait_s)
         else:
-            held.done(message.id)
+            held.done(message.entry_id)
 
     async def _special(self, held: Held, item: Item) -> None:
-        if isinstance(item, Message) and item.id in held.waits:
-            await self._again(held, item, held.waits.pop(item.id), first=True)
+        if isinstance(item, Message) and item.entry_id in held.waits:
+            await self._again(held, item, held.waits.pop(item.entry_id), first=True)
             return
         wait_s = await self._work.special(held, item)
         if wait_s is not None:
@@ -109,13 +109,15 @@ class SerialRunner:
     ) -> None:
         """Let a failed message come back: by the retry loop, or here, so that nothing overtakes."""
         if wait_s is not None and not self._in_order:
-            held.retry_in(message.id, wait_s)
+            held.retry_in(message.entry_id, wait_s)
             return
         while wait_s is not None:
             if not await held.wait_open(wait_s):
                 return
             if not first:
-                message = Message(held.source, message.id, message.fields, message.attempt + 1)
+                message = Message(
+                    held.source, message.entry_id, message.fields, message.attempt + 1
+                )
             first = False
             wait_s = await self._work.special(held, message)
 
@@ -204,7 +206,7 @@ class SerialRunner:
             if unreadable:  # the handler never got to see the batch: the others are still to come
                 for message, error in unreadable.items():
                     await self._ended(held, message, error)
-                rest = [[one.id, one.fields] for one in messages if one not in unreadable]
+                rest = [[one.entry_id, one.fields] for one in messages if one not in unreadable]
                 if rest:
                     await self._one_batch(held, rest)
                 return

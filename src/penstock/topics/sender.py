@@ -37,7 +37,7 @@ from penstock.topics.entries import (
 )
 from penstock.topics.facts import Facts
 from penstock.topics.known import Known
-from penstock.topics.lanes import ELSEWHERE, Direct, Lane, Trimmer, message_id
+from penstock.topics.lanes import ELSEWHERE, Direct, Lane, Trimmer
 from penstock.topics.partitioners import (
     Crc32,
     JavaHash,
@@ -214,7 +214,7 @@ class Sender:
             raise reply
         if self.trimmer.every:
             self.trimmer.sent(lane, 1)
-        return message_id(reply)
+        return lane.message_id(reply)
 
     def _java_fields(self, lane: Lane) -> tuple[Argument, ...]:
         return java_fields(self.topic, lane.index) if self._interop else ()

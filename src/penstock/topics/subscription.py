@@ -9,13 +9,14 @@ from typing import Any, Literal, TypedDict, cast
 from penstock.delivery.retries import RetryPolicy
 from penstock.errors import ConfigError
 from penstock.redis.keys import check_name
+from penstock.topics.identity import position_in
 
 __all__ = ["Ordering", "Subscription", "SubscriptionOptions"]
 
 Ordering = Literal["partition", "key", "none"]
 
 _ORDERINGS = ("partition", "key", "none")
-_START = re.compile(r"earliest|latest|\d+(-\d+)?", re.ASCII)
+_START = re.compile(r"earliest|latest|\d+(-\d+){0,2}", re.ASCII)
 _PAIR = 2
 
 
@@ -100,7 +101,7 @@ class Subscription:
 
     @property
     def start_id(self) -> str:
-        return {"earliest": "0", "latest": "$"}.get(self.start, self.start)
+        return {"earliest": "0", "latest": "$"}.get(self.start, position_in(self.start))
 
 
 def _is_pin(pin: object) -> bool:

@@ -90,10 +90,12 @@ class Topic:
     ) -> Coroutine[Any, Any, str]:
         """Store one message and return its id: awaited, it is as safe as `durability` says.
 
+        The id is `message.id` in every handler, and unique in the topic.
+
         - Messages with the same `key` stay in order. The header `x-force-partition-id` names the
           partition instead.
         - `delay` (seconds or a timedelta) or `at` (an aware datetime or epoch seconds) hands it to
-          consumers later. The id returned is that of the waiting message; it gets another one.
+          consumers later, under the id that is returned.
         - `idempotency_key`: a second message under the same key is not stored within
           `topics.remember_s`; the id of the first is returned. If the answer gets lost the send is
           repeated by itself. The partition must be the same, so keep key and partitioner.

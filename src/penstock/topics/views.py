@@ -34,6 +34,7 @@ class MessageView(msgspec.Struct, frozen=True, kw_only=True):
 
     partition: int
     id: str
+    """As `send` returned it and handlers see it."""
     sent_ms: int
     payload: PayloadView
     key: str | None = None
@@ -77,7 +78,7 @@ class PartitionView(msgspec.Struct, frozen=True, kw_only=True):
     """As the server estimates it, from samples."""
     first_id: str | None = None
     last_id: str | None = None
-    """Id of the last message ever stored, also if it was dropped since."""
+    """Of the last message ever stored, also if it was dropped since."""
     delayed: int = 0
     lost: int = 0
     """Messages that a hard cap dropped although a group needed them."""

@@ -22,6 +22,7 @@ from penstock.topics.bodies import fetch_body
 from penstock.topics.claim import Left
 from penstock.topics.handlers import Handler
 from penstock.topics.held import Counts, Held, Item
+from penstock.topics.identity import place_id
 from penstock.topics.letters import bury, index_field
 from penstock.topics.message import (
     PAYLOAD,
@@ -111,7 +112,7 @@ class Work:
             else:
                 outcome = failures_in(await self.invoke([message]), [message]).get(message)
         except BaseException as error:  # noqa: BLE001  a failure becomes a recorded outcome
-            return await self.failed(held, message, self.error_of(held, [message.id], error))
+            return await self.failed(held, message, self.error_of(held, [message.entry_id], error))
         if outcome is None:
             self.succeeded(held, message)
             return None
@@ -128,7 +129,9 @@ class Work:
             raise
 
     def succeeded(self, held: Held, message: Message) -> None:
-        held.done(message.id, failed_before=held.history.pop(message.id, None) is not None)
+        held.done(
+            message.entry_id, failed_before=held.history.pop(message.entry_id, None) is not None
+        )
 
     async def ended(self, held: Held, message: Message, outcome: object) -> float | None:
         """See to what a handler returned."""
@@ -142,13 +145,13 @@ class Work:
         now_ms = SYSTEM_CLOCK.wall_ms()
         failure = Failure.of(error, message.attempt, now_ms)
         error.__traceback__ = None  # told; kept, it would hold on to all the handler's variables
-        failures = (*held.history.get(message.id, ())[:1], failure)
+        failures = (*held.history.get(message.entry_id, ())[:1], failure)
         if isinstance(error, DecodeError) and _is_undecodable(message):
             decision = GiveUp(DeathReason.UNDECODABLE)
         else:
             decision = self.policy.decide(error, message.attempt, now_ms=now_ms)
         if isinstance(decision, RetryIn):
-            held.history[message.id] = failures
+            held.history[message.entry_id] = failures
             await held.retry_later(message, decision.seconds, failures)
             return decision.seconds
         await self._give_up(held, message, decision, failures)
@@ -165,7 +168,7 @@ class Work:
                     f"{held} vanished",
                     "%s: message %s was trimmed while pending",
                     held,
-                    left.id.decode(),
+                    place_id(held.source.partition, left.id),
                 )
             held.done(left.id, failed_before=True)
             return None
@@ -174,8 +177,8 @@ class Work:
 
     async def _again(self, held: Held, message: Message) -> float | None:
         if self._passes_over(held, message.fields):
-            return await self.special(held, [message.id, message.fields])
-        if message.id in held.inherited and await self._is_buried(held, message):
+            return await self.special(held, [message.entry_id, message.fields])
+        if message.entry_id in held.inherited and await self._is_buried(held, message):
             await self._give_up(held, message, *self._crash_verdict(held, message))
             return None
         if message.attempt > self.policy.max_attempts:
@@ -189,7 +192,7 @@ class Work:
     async def _begin(self, held: Held, message: Message) -> float | None:
         """Count the attempt, then make it."""
         begun = await held.begin(message)
-        held.returning.discard(message.id)
+        held.returning.discard(message.entry_id)
         if not begun:
             self.succeeded(held, message)  # trimmed away, or settled by somebody else
             return None
@@ -197,9 +200,9 @@ class Work:
 
     async def _is_buried(self, held: Held, message: Message) -> bool:
         """Whether an earlier owner got as far as the dead letter, and crashed then."""
-        held.inherited.discard(message.id)
+        held.inherited.discard(message.entry_id)
         index = self._client.keys.topic(message.topic).dlq_index
-        place = index_field(message.group, message.partition, message.id.decode())
+        place = index_field(message.group, message.partition, message.entry_id.decode())
         found = await held.surely("look", lambda: self._client.call("HEXISTS", index, place))
         return bool(found)
 
@@ -211,7 +214,7 @@ class Work:
         """
         if message.attempt != self.policy.max_attempts:
             return False
-        failures = held.history.get(message.id, ())
+        failures = held.history.get(message.entry_id, ())
         return not failures or failures[-1].attempt < message.attempt - 1
 
     @staticmethod
@@ -224,7 +227,7 @@ class Work:
 
     def _crash_verdict(self, held: Held, message: Message) -> tuple[GiveUp, tuple[Failure, ...]]:
         """Why no attempt is left: the last one failed, or nobody saw how it ended."""
-        failures = held.history.get(message.id, ())
+        failures = held.history.get(message.entry_id, ())
         made = message.attempt = message.attempt - 1
         if failures and failures[-1].attempt >= made:
             return GiveUp(DeathReason.EXHAUSTED), failures
@@ -265,9 +268,9 @@ class Work:
         )
         if not held.lost:
             self.counts.dead += 1
-            held.returning.discard(message.id)
-            held.history.pop(message.id, None)
-            held.done(message.id, failed_before=True)
+            held.returning.discard(message.entry_id)
+            held.history.pop(message.entry_id, None)
+            held.done(message.entry_id, failed_before=True)
 
     async def _complete(self, held: Held, message: Message) -> None:
         """Fetch a payload that is stored beside the stream.

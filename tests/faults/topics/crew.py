@@ -266,7 +266,7 @@ class Crew:
                 raise
             return None
         place = self.partition_of(key, at)
-        self.recorder.write("send", "ok", call=call, partition=place, msg=id_)
+        self.recorder.write("send", "ok", call=call, partition=place, msg=id_.partition("-")[2])
         self.confirmed.append((place, id_))
         return id_
 

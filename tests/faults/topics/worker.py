@@ -54,7 +54,7 @@ class Diary:
         return {
             "group": self._group,
             "partition": message.partition,
-            "msg": message.id.decode(),
+            "msg": message.entry_id.decode(),
             "key": message.key or "",
             "attempt": message.attempt,
             "payload_hash": payload_hash(message.raw_payload),

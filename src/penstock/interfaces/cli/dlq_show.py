@@ -63,7 +63,7 @@ def show_letter(letter: LetterView | QueueLetterView) -> None:
 def _of_topic(letter: LetterView) -> dict[str, str | None]:
     return {
         "buried": moment(letter.buried_ms),
-        "message": f"{letter.partition}/{letter.message_id or '-'}",
+        "message": letter.message_id,
         "key": letter.key,
         "headers": "  ".join(f"{name}={value}" for name, value in letter.headers.items()),
         "group": letter.group,

@@ -111,7 +111,6 @@ def pending(
         return
     rows = [
         (
-            view.partition,
             view.id,
             view.attempts,
             age(view.idle_ms),
@@ -120,7 +119,7 @@ def pending(
         )
         for view in page.pending
     ]
-    table(("PARTITION", "ID", "ATTEMPTS", "IDLE", "AGAIN IN", "LAST FAILURE"), rows)
+    table(("ID", "ATTEMPTS", "IDLE", "AGAIN IN", "LAST FAILURE"), rows)
     if page.cursor:
         say(f"more: --cursor {page.cursor}")
 

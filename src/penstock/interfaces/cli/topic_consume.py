@@ -187,7 +187,7 @@ class _Handling:
     def _print(self, payload: bytes, message: Message) -> bool:
         view = _Delivery(
             partition=message.partition,
-            id=message.id.decode(),
+            id=message.id,
             sent_ms=message.sent_ms,
             payload=show_payload(self._codec, payload, _WHOLE),
             key=message.key,
@@ -216,14 +216,13 @@ class _Handling:
                     os.killpg(process.pid, signal.SIGKILL)
                 await process.wait()
         if self._as_json:
-            about = {"partition": message.partition, "id": message.id.decode()}
+            about = {"partition": message.partition, "id": message.id}
             about |= {"attempt": message.attempt, "exit_code": process.returncode}
             say_json(about, indent=0)
         if process.returncode:
             failed = CommandFailed(f"{self._command[0]} ended with {process.returncode}")
             if not self._as_json:
-                place = f"{message.partition}/{message.id.decode()}"
-                say(f"penstock: {place}, attempt {message.attempt}: {failed}", err=True)
+                say(f"penstock: {message.id}, attempt {message.attempt}: {failed}", err=True)
             raise failed
 
 
@@ -231,7 +230,7 @@ def _environment(message: Message) -> dict[str, str]:
     about = {
         "MESSAGE_TOPIC": message.topic,
         "MESSAGE_PARTITION": str(message.partition),
-        "MESSAGE_ID": message.id.decode(),
+        "MESSAGE_ID": message.id,
         "MESSAGE_ATTEMPT": str(message.attempt),
         "MESSAGE_HEADERS": msgspec.json.encode(message.headers).decode(),
     }

@@ -84,7 +84,7 @@ def payload_line(payload: PayloadView, most: int = _LINE) -> str:
 
 def message_line(view: MessageView) -> str:
     """One message on one line."""
-    place = f"{moment(view.sent_ms, 'milliseconds')}  {view.partition}/{view.id}"
+    place = f"{moment(view.sent_ms, 'milliseconds')}  {view.id}"
     if view.barrier is not None:
         return f"{place}  (here the topic grew, to generation {view.barrier})"
     key = "" if view.key is None else f"  key={view.key}"

@@ -10,7 +10,7 @@
 --
 -- Returns  list  the owner or nil; then for each: id, attempts counted, idle ms, ms until it is due
 --                (-1: it is not waiting), failures as JSON or '', 1 if the message is there, its key
---                if it has one
+--                or nil, the id that it carries or nil
 --          -1    there is no such group here
 
 if redis.call('EXISTS', KEYS[1]) == 0 then return -1 end
@@ -29,10 +29,11 @@ for _, pending in ipairs(redis.call('XPENDING', KEYS[1], ARGV[1], ARGV[2], '+', 
   local found = redis.call('XRANGE', KEYS[1], id, id)[1]
   local line = {
     id, pending[4], pending[3], due and math.max(0, due - now) or -1,
-    redis.call('HGET', KEYS[3], id) or '', found and 1 or 0,
+    redis.call('HGET', KEYS[3], id) or '', found and 1 or 0, false, false,
   }
   for i = 1, found and #found[2] or 0, 2 do
     if found[2][i] == 'key' then line[7] = found[2][i + 1] end
+    if found[2][i] == 'messageId' then line[8] = found[2][i + 1] end
   end
   answer[#answer + 1] = line
 end
