@@ -154,7 +154,9 @@ async def test_a_disk_that_cannot_be_synced_is_told(home, namespace, monkeypatch
     async with topic_on(
         None, namespace, "synced", home=str(home), embedded=EmbeddedSettings(linger_s=0.1)
     ) as (topic, client):
-        with pytest.raises(DurabilityMissed, match=r"stored as \d-\d+-0, but .* Input/output error"):
+        with pytest.raises(
+            DurabilityMissed, match=r"stored as \d-\d+-0, but .* Input/output error"
+        ):
             await topic.send(1)
         assert await lengths(client) == [1]
 
