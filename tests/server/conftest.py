@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import AsyncExitStack, ExitStack, closing
+from contextlib import AsyncExitStack, closing
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ from penstock.topics.subscription import Subscription
 from penstock.topics.topic import Topic
 
 from .documents_kit import library, open_library  # noqa: F401  fixtures
-from .shell import Shell
+from .shell import Nursery, Shell
 
 
 @pytest.fixture(params=["one server", "cluster"])
@@ -99,15 +99,20 @@ async def workplace(valkey_server: ServerProcess, namespace: str) -> AsyncIterat
         yield place
 
 
+@pytest.fixture(scope="session")
+def nursery() -> Iterator[Nursery]:
+    with closing(Nursery()) as nursery:
+        yield nursery
+
+
 @pytest.fixture
-def open_shell(namespace: str, tmp_path: Path) -> Iterator[Callable[..., Shell]]:
+def open_shell(nursery: Nursery, namespace: str, tmp_path: Path) -> Callable[..., Shell]:
     """`open_shell(PENSTOCK_URL=server.url)` runs commands in an empty folder: see `shell.py`."""
-    with ExitStack() as opened:
 
-        def open_one(namespace: str = namespace, **place: str) -> Shell:
-            return opened.enter_context(closing(Shell(tmp_path, namespace, **place)))
+    def open_one(namespace: str = namespace, **place: str) -> Shell:
+        return Shell(nursery, tmp_path, namespace, **place)
 
-        yield open_one
+    return open_one
 
 
 @pytest.fixture

@@ -22,12 +22,11 @@ HURRIED = {
 class Office(Shell):
     """A shell with a data directory of its own."""
 
-    def __init__(self, folder, server):
+    def __init__(self, nursery, folder, server):
         self.home = folder / "home"
         name = f"test-{uuid.uuid4().hex[:12]}"
-        super().__init__(
-            folder, name, PENSTOCK_URL=server.url, PENSTOCK_HOME=str(self.home), **HURRIED
-        )
+        place = {"PENSTOCK_URL": server.url, "PENSTOCK_HOME": str(self.home)}
+        super().__init__(nursery, folder, name, **place, **HURRIED)
 
     def file(self, name, text):
         path = self.folder / name

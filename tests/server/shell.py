@@ -26,10 +26,12 @@ for line in sys.stdin:
     order = json.loads(line)
     child = os.fork()
     if not child:
+        os.chdir(order["folder"])
         for stream, name in enumerate(("stdin", "stdout", "stderr")):
             how = os.O_RDONLY if not stream else os.O_WRONLY | os.O_CREAT | os.O_TRUNC
             os.dup2(os.open(name, how, 0o600), stream)
         sys.stdin = open(0)
+        os.environ.clear()
         os.environ |= order["environ"]
         sys.argv = ["penstock", *order["arguments"]]
         main()
@@ -37,38 +39,49 @@ for line in sys.stdin:
 """
 
 
-class Shell:
-    """Runs commands in an empty folder, against one server and one namespace."""
+class Nursery:
+    """The process that starts the commands of all tests of a session, one after the other."""
 
-    def __init__(self, folder, namespace, **place):
-        self.folder = folder
-        self.nursery = None
-        own = {name: value for name, value in os.environ.items() if "PENSTOCK" not in name}
-        self.env = own | HURRIED | {"PENSTOCK_NAMESPACE": namespace} | place
+    def __init__(self):
+        self._process = None
 
-    def __call__(self, *arguments, stdin="", **environ):
-        if self.nursery is None:
-            self.nursery = subprocess.Popen(
+    def run(self, **order):
+        """Run a command to its end; its exit code."""
+        if self._process is None:
+            own = {name: value for name, value in os.environ.items() if "PENSTOCK" not in name}
+            self._process = subprocess.Popen(
                 [sys.executable, "-c", NURSERY],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
-                cwd=self.folder,
-                env=self.env,
+                env=own,
                 text=True,
             )
-        data = stdin if isinstance(stdin, bytes) else stdin.encode()
-        (self.folder / "stdin").write_bytes(data)
-        order = {"arguments": arguments, "environ": environ}
-        self.nursery.stdin.write(f"{json.dumps(order)}\n")
-        self.nursery.stdin.flush()
-        code = int(self.nursery.stdout.readline())
-        out, err = ((self.folder / name).read_text() for name in ("stdout", "stderr"))
-        assert "Traceback" not in err, err
-        return subprocess.CompletedProcess(arguments, code, out, err)
+        self._process.stdin.write(f"{json.dumps(order)}\n")
+        self._process.stdin.flush()
+        return int(self._process.stdout.readline())
 
     def close(self):
-        if self.nursery is not None:
-            self.nursery.communicate()
+        if self._process is not None:
+            self._process.communicate()
+
+
+class Shell:
+    """Runs commands in an empty folder, against one server and one namespace."""
+
+    def __init__(self, nursery, folder, namespace, **place):
+        self.nursery, self.folder = nursery, folder
+        own = {name: value for name, value in os.environ.items() if "PENSTOCK" not in name}
+        self.env = own | HURRIED | {"PENSTOCK_NAMESPACE": namespace} | place
+
+    def __call__(self, *arguments, stdin="", traceback=False, **environ):
+        data = stdin if isinstance(stdin, bytes) else stdin.encode()
+        (self.folder / "stdin").write_bytes(data)
+        code = self.nursery.run(
+            arguments=arguments, folder=str(self.folder), environ=self.env | environ
+        )
+        out, err = ((self.folder / name).read_text() for name in ("stdout", "stderr"))
+        assert ("Traceback" in err) == traceback, err
+        return subprocess.CompletedProcess(arguments, code, out, err)
 
     def ok(self, *arguments, **options):
         done = self(*arguments, **options)

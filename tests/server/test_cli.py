@@ -10,7 +10,6 @@ import socket
 import subprocess
 import sys
 import time
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -22,27 +21,34 @@ from penstock.testing.processes import frozen, processes_in
 from penstock.testing.resp import RespClient
 from penstock.testing.servers import free_port, wait_until
 
+from .shell import Shell
+
 SECRET = "s3cr3t-w0rd"
 MODULE = [sys.executable, "-m", "penstock"]
 SCRIPT = [str(Path(sys.executable).with_name("penstock"))]
 
 
 @pytest.fixture
-def penstock(home, tmp_path):
+def penstock(nursery, home, tmp_path):
     """`penstock("health", "--json")` runs the command in an empty folder and returns its end."""
+    shell = Shell(nursery, tmp_path, "")
+    shell.env = environment(home)
 
-    def run(*arguments, program=MODULE, cwd=tmp_path, stdin="", traceback=False, **environ):
+    def run(*arguments, program=None, stdin="", traceback=False, **environ):
         began = time.monotonic()
-        done = subprocess.run(
-            [*program, *arguments],
-            input=stdin,
-            capture_output=True,
-            text=True,
-            cwd=cwd,
-            timeout=30,
-            env=environment(home) | environ,
-            check=False,
-        )
+        if program is None:
+            done = shell(*arguments, stdin=stdin, traceback=traceback, **environ)
+        else:
+            done = subprocess.run(
+                [*program, *arguments],
+                input=stdin,
+                capture_output=True,
+                text=True,
+                cwd=tmp_path,
+                timeout=30,
+                env=environment(home) | environ,
+                check=False,
+            )
         done.took_s = time.monotonic() - began
         assert ("Traceback" in done.stderr) == traceback
         assert SECRET not in done.stdout + done.stderr
@@ -180,10 +186,10 @@ def test_no_command_shows_the_help_and_asks_which(penstock):
 
 
 def all_refused(penstock, code, cases):
-    """Many short commands, some at a time; each case is arguments, environment and the words."""
-    with ThreadPoolExecutor(4) as pool:
-        ends = pool.map(lambda case: penstock(*case[0], **case[1]), cases)
-    return all(refused(done, code, case[2]) for done, case in zip(ends, cases, strict=True))
+    """Many short commands; each case is arguments, environment and the words."""
+    return all(
+        refused(penstock(*arguments, **environ), code, words) for arguments, environ, words in cases
+    )
 
 
 def test_wrong_usage(penstock):

@@ -6,7 +6,6 @@ import pty
 import signal
 import subprocess
 import sys
-from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -24,19 +23,18 @@ WITHOUT_YAML = (
 
 
 @pytest.fixture
-def idle(tmp_path, valkey_server):
+def idle(nursery, tmp_path, valkey_server):
     """Where nobody works."""
-    with closing(Office(tmp_path, valkey_server)) as office:
-        yield office
+    return Office(nursery, tmp_path, valkey_server)
 
 
 @pytest.fixture(scope="module")
-def office(tmp_path_factory, valkey_server):
+def office(nursery, tmp_path_factory, valkey_server):
     """Where a worker works, for all tests; each has a RAG of its own."""
-    with closing(Office(tmp_path_factory.mktemp("office"), valkey_server)) as made:
-        made.rag()
-        with made.worker():
-            yield made
+    made = Office(nursery, tmp_path_factory.mktemp("office"), valkey_server)
+    made.rag()
+    with made.worker():
+        yield made
 
 
 def test_files_of_one_call_are_one_batch_and_are_found_when_it_has_ended(office):

@@ -1,7 +1,6 @@
 """`penstock rag`, as a person or a script meets it."""
 
 import json
-from contextlib import closing
 
 import pytest
 
@@ -10,9 +9,8 @@ from .shell import all_refused, refused
 
 
 @pytest.fixture
-def office(tmp_path, valkey_server):
-    with closing(Office(tmp_path, valkey_server)) as made:
-        yield made
+def office(nursery, tmp_path, valkey_server):
+    return Office(nursery, tmp_path, valkey_server)
 
 
 @pytest.fixture
