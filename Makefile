@@ -31,10 +31,10 @@ up: $(VENV)/.core
 	@exec $(BIN)/penstock up
 
 test: $(VENV)/.dev
-	$(BIN)/pytest -n 4 --dist loadfile --ignore tests/faults
+	$(BIN)/pytest -n 4 --dist loadfile -m 'not faults and not torture'
 
 test-faults: $(VENV)/.dev
-	$(BIN)/pytest -n 4 --dist loadfile tests/faults
+	$(BIN)/pytest -n 4 --dist loadfile -m 'faults and not torture'
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff format --check

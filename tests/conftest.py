@@ -9,6 +9,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from penstock.errors import BinaryMissing
 from penstock.redis.address import Endpoint
@@ -24,6 +25,12 @@ from penstock.testing.proxy import FaultProxy
 from penstock.testing.servers import ServerProcess
 
 pytest_plugins = ["penstock.testing.plugin"]
+
+# How long an example takes says something about the machine, not about the code.
+settings.register_profile(
+    "penstock", deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True
+)
+settings.load_profile("penstock")
 
 
 @pytest.fixture(scope="session")
@@ -42,6 +49,13 @@ def pytest_report_header() -> list[str]:
             version = f"missing ({missing})"
         lines.append(f"{name}: {version}")
     return lines
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """All of tests/faults are fault tests; elsewhere a mark says so."""
+    for item in items:
+        if Path(__file__).parent / "faults" in item.path.parents:
+            item.add_marker(pytest.mark.faults)
 
 
 @pytest.fixture(scope="session")

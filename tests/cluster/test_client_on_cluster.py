@@ -190,6 +190,7 @@ async def test_a_lease_that_is_told_of_a_move_makes_the_client_look_again(breaka
     cluster.move_slot(key_slot(key), cluster.nodes[0])
 
 
+@pytest.mark.faults
 async def test_a_killed_primary_is_replaced_and_a_vanished_node_is_forgotten(
     start_cluster, namespace
 ):
@@ -223,6 +224,7 @@ async def test_a_killed_primary_is_replaced_and_a_vanished_node_is_forgotten(
         assert await works(client, *keys)
 
 
+@pytest.mark.faults
 async def test_a_frozen_node_holds_up_only_its_own_slots(breakable, namespace):
     cluster = breakable
     keys = keys_per_node(cluster, namespace)
@@ -249,6 +251,7 @@ async def test_a_frozen_node_holds_up_only_its_own_slots(breakable, namespace):
         await eventually(lambda: works(client, *keys), within_s=10)
 
 
+@pytest.mark.faults
 async def test_a_cluster_that_is_down_altogether_comes_back(breakable, namespace):
     cluster = breakable
     keys = keys_per_node(cluster, namespace)

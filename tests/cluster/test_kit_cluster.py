@@ -59,6 +59,7 @@ def test_a_cluster_is_ready_in_seconds_and_a_moved_slot_answers_moved(start_clus
     assert cluster.primary_of(slot) is target
 
 
+@pytest.mark.faults
 def test_replicas_take_over_by_order_and_after_a_kill(start_cluster):
     cluster = start_cluster(replicas=1)
     slot = cluster.slot_of("key")
@@ -81,6 +82,7 @@ def test_replicas_take_over_by_order_and_after_a_kill(start_cluster):
     assert cluster.replicas_of(first) == [second]
 
 
+@pytest.mark.faults
 def test_without_replicas_a_killed_primary_is_missed(start_cluster):
     cluster = start_cluster()
     slot = cluster.slot_of("key")

@@ -267,6 +267,7 @@ def test_a_terminal_gets_a_bar(office):
     assert "1 of 1 file" in shown
 
 
+@pytest.mark.faults
 def test_a_worker_ends_by_signal_and_leaves_nothing_behind(idle):
     rag = idle.rag()
     with idle.begin("ingest", "work", "--no-watch", "--json") as process:
@@ -371,6 +372,7 @@ def test_wrong_configuration_is_code_3(idle):
     assert refused(idle("ingest", "--client", wrong, "health"), 3, "urll")
 
 
+@pytest.mark.faults
 def test_a_store_or_server_that_is_away_is_code_4(idle):
     rag = idle.rag()
     away = idle.file("away.yaml", "qdrant: {url: 'http://127.0.0.1:1', timeout: 1}\n")

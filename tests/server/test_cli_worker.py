@@ -114,6 +114,7 @@ def test_a_change_starts_the_worker_anew_and_ctrl_c_ends_both(reloaded, tmp_path
         assert not is_alive(second)
 
 
+@pytest.mark.faults
 def test_code_that_cannot_be_imported_is_waited_out(reloaded, tmp_path):
     write(tmp_path, 1, text="def app(:\n")
     with reloaded(*RELOAD) as worker:
@@ -163,6 +164,7 @@ async def wait():
 )
 
 
+@pytest.mark.faults
 def test_a_job_under_way_may_end_before_the_new_worker_begins(reloaded, tmp_path):
     write(tmp_path, 1, text=WORKING)
     with reloaded(*RELOAD, "--queues", "mail", "--concurrency", "3") as worker:
@@ -183,6 +185,7 @@ def test_a_job_under_way_may_end_before_the_new_worker_begins(reloaded, tmp_path
         assert worker.end() == 0
 
 
+@pytest.mark.faults
 def test_a_worker_whose_watcher_is_killed_ends_as_well(reloaded, tmp_path):
     write(tmp_path, 1)
     with reloaded(*RELOAD) as worker:
@@ -193,6 +196,7 @@ def test_a_worker_whose_watcher_is_killed_ends_as_well(reloaded, tmp_path):
         wait_until(lambda: not is_alive(pid), what="the end of the worker", timeout_s=15)
 
 
+@pytest.mark.faults
 def test_a_worker_that_does_not_end_is_killed_after_its_grace(reloaded, tmp_path):
     write(tmp_path, 1, text=f"{APP}\nsignal.signal(15, signal.SIG_IGN)\nsignal.pause()\n")
     with reloaded(*RELOAD) as worker:

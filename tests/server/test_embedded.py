@@ -204,6 +204,7 @@ def test_two_data_directories_have_two_servers(embed, home):
     assert all_gone(second.home)
 
 
+@pytest.mark.faults
 def test_twenty_processes_at_once_get_one_server(home):
     users = [start_user(home) for _ in range(20)]
     servers = {int(user.stdout.readline()) for user in users}

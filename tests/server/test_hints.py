@@ -197,6 +197,7 @@ async def test_the_new_primary_is_listened_to_after_a_failover(start_sentinel):
         assert new.command("PUBLISH", "channel", "") == 1
 
 
+@pytest.mark.faults
 async def test_another_node_is_listened_to_when_one_leaves_the_cluster(start_cluster):
     cluster = start_cluster(replicas=1)
     async with hints_on(cluster.url, timeouts=QUICK) as (client, hints):

@@ -25,6 +25,7 @@ def test_an_ordered_failover_keeps_the_data(start_sentinel, binary):
         old.command("SET", "key", "another")
 
 
+@pytest.mark.faults
 def test_three_sentinels_replace_a_killed_primary(start_sentinel):
     setup = start_sentinel(sentinels=3)
     old = setup.primary

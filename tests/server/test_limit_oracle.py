@@ -82,6 +82,7 @@ async def _take_all(client, setting, name, for_ms) -> int:
     return admitted
 
 
+@pytest.mark.faults
 @pytest.mark.parametrize(
     ("name", "text", "instead"),
     [

@@ -291,6 +291,7 @@ OURS = "if redis.call('GET', KEYS[2]) ~= ARGV[1] then return 0 end"
 AT_WORK = "if holder and string.sub(holder, 1, 1) ~= '!' then return"
 
 
+@pytest.mark.faults
 @pytest.mark.parametrize(
     ("name", "text", "instead"),
     [

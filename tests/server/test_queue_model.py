@@ -33,6 +33,7 @@ def test_jobs_are_in_one_place_however_long_one_looks(machine):
     run_for_long(machine, max_examples=3_000, stateful_step_count=120)
 
 
+@pytest.mark.faults
 @pytest.mark.parametrize(
     ("name", "text", "instead"),
     [

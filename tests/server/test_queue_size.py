@@ -49,6 +49,7 @@ async def claim_ms(queue, worker, most):
     return statistics.median(took)
 
 
+@pytest.mark.faults
 async def test_a_million_waiting_jobs_make_nothing_slower(own_server):
     ran = 0
     async with Workplace(own_server.url) as workplace:

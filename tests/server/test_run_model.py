@@ -10,7 +10,7 @@ from penstock.testing.servers import ServerProcess
 from .model.playing import plant_mistake, run_for_long, run_quickly
 from .model.run_machine import RunMachine
 
-QUICK = {"max_examples": 50, "stateful_step_count": 50}
+QUICK = {"max_examples": 25, "stateful_step_count": 50}
 
 
 @pytest.fixture(scope="module", params=["valkey", "redis62"])
@@ -29,6 +29,7 @@ def test_a_run_is_what_was_done_to_it_however_long_one_looks(machine):
     run_for_long(machine, max_examples=2_000, stateful_step_count=100)
 
 
+@pytest.mark.faults
 @pytest.mark.parametrize(
     ("name", "text", "instead"),
     [

@@ -21,6 +21,7 @@ async def writes(client, key="key"):
         return False
 
 
+@pytest.mark.faults
 async def test_a_primary_is_found_followed_through_failovers_and_found_by_the_last_sentinel(
     start_sentinel,
 ):
@@ -58,6 +59,7 @@ async def test_a_primary_is_found_followed_through_failovers_and_found_by_the_la
         assert await writes(client)
 
 
+@pytest.mark.faults
 async def test_a_primary_that_dies_is_replaced_without_a_restart(start_sentinel, caplog):
     setup = start_sentinel(sentinels=1)
     async with Client(Settings(url=setup.url, timeouts=QUICK)) as client:
@@ -78,6 +80,7 @@ async def test_a_primary_that_dies_is_replaced_without_a_restart(start_sentinel,
     assert len(lines) <= 4  # one for each cause and place, however often it was tried
 
 
+@pytest.mark.faults
 async def test_a_frozen_primary_does_not_hold_the_client_for_ever(start_sentinel):
     setup = start_sentinel(sentinels=1)
     async with Client(Settings(url=setup.url, timeouts=QUICK)) as client:

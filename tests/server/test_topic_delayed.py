@@ -222,6 +222,7 @@ async def test_a_mover_keeps_the_contract_of_services(topic_client):
     await check_lifecycle(make)
 
 
+@pytest.mark.faults
 async def test_a_mover_survives_a_server_that_goes_and_forgets_its_scripts(
     start_server, fault_proxy, namespace
 ):

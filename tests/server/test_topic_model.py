@@ -30,6 +30,7 @@ def test_every_message_is_in_exactly_one_place_in_the_long_run(machine):
     run_for_long(machine, max_examples=2_000, stateful_step_count=80)
 
 
+@pytest.mark.faults
 @pytest.mark.parametrize(
     ("name", "text", "instead"),
     [

@@ -173,6 +173,7 @@ def test_ctrl_c_in_a_terminal_stops_it_cleanly_and_only_once(up, home):
     assert not any("again" in line for line in running.logged)
 
 
+@pytest.mark.faults
 def test_a_killed_worker_is_replaced(up):
     running = up()
     worker = running.wait_ready()
@@ -184,6 +185,7 @@ def test_a_killed_worker_is_replaced(up):
     assert not is_alive(second)
 
 
+@pytest.mark.faults
 def test_a_killed_server_comes_back_under_it(up, home):
     running = up()
     worker = running.wait_ready()
@@ -198,6 +200,7 @@ def test_a_killed_server_comes_back_under_it(up, home):
     assert running.wait_end() == 0
 
 
+@pytest.mark.faults
 def test_when_it_is_killed_itself_all_goes_away(up, home):
     running = up()
     worker = running.wait_ready()
@@ -207,6 +210,7 @@ def test_when_it_is_killed_itself_all_goes_away(up, home):
     assert nothing_left(home)
 
 
+@pytest.mark.faults
 def test_two_of_them_share_one_server(up, home):
     first, second = up(), up()
     first.wait_ready()
@@ -222,6 +226,7 @@ def test_two_of_them_share_one_server(up, home):
     assert nothing_left(home)
 
 
+@pytest.mark.faults
 def test_a_pinned_server_outlives_it(up, home):
     embedded = Embedded(home, EmbeddedSettings(linger_s=LINGER_S))
     embedded.attach()
@@ -234,6 +239,7 @@ def test_a_pinned_server_outlives_it(up, home):
     assert embedded.status().running
 
 
+@pytest.mark.faults
 def test_the_second_signal_ends_it_at_once(up, home):
     """The worker is frozen, so it cannot drain; the first signal alone would wait for it."""
     running = up()
@@ -305,6 +311,7 @@ def test_a_file_that_is_dropped_is_found_seconds_later_and_ctrl_c_leaves_no_proc
     assert not any("Traceback" in line for line in running.logged)
 
 
+@pytest.mark.faults
 def test_a_killed_worker_for_documents_is_replaced(up, home):
     running = up("--home", str(home), "up")
     running.wait_ready()
@@ -317,6 +324,7 @@ def test_a_killed_worker_for_documents_is_replaced(up, home):
     wait_until(lambda: not processes_of(home), what="the end of all", timeout_s=LINGER_S + 5)
 
 
+@pytest.mark.faults
 def test_when_it_is_killed_itself_the_worker_for_documents_goes_too(up, home):
     running = up()
     running.wait_ready()

@@ -317,6 +317,7 @@ async def test_many_closers_close_each_batch_once(app, open_app, place):
     assert sorted(job["items"][0] for job in jobs) == sorted(keys)
 
 
+@pytest.mark.faults
 async def test_a_node_that_is_away_holds_up_its_own_batches_alone(start_cluster, namespace):
     cluster = start_cluster(primaries=3)
     quick = TimeoutSettings(connect_s=1.0, command_s=1.0)

@@ -7,6 +7,7 @@ import itertools
 import random
 from dataclasses import dataclass, field
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -327,6 +328,7 @@ def verdict_on(events):
     )
 
 
+@pytest.mark.faults
 @settings(max_examples=150, deadline=None)
 @given(st.data(), st.integers(0, 80))
 def test_a_topic_that_keeps_its_promises_is_never_convicted(data, length):
