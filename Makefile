@@ -9,7 +9,10 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: up test test-faults setup lint format bench torture clean
+# Without compiled modules every process that a test starts compiles all of Penstock again.
+unexport PYTHONDONTWRITEBYTECODE
+
+.PHONY: up test test-faults test-skipped setup lint format bench torture clean
 .DEFAULT_GOAL := up
 
 $(VENV)/.created:
@@ -48,6 +51,10 @@ format: $(VENV)/.dev
 
 bench: $(VENV)/.dev
 	$(BIN)/python bench/run.py
+
+# The tests that an earlier run skipped, listed in $(SKIPPED), once the machine has what they need.
+test-skipped: $(VENV)/.dev
+	$(BIN)/pytest -n 4 -m 'not torture' @$(SKIPPED)
 
 torture: $(VENV)/.dev
 	$(BIN)/pytest -m torture
