@@ -10,8 +10,9 @@ import zstandard
 from hypothesis import given
 from hypothesis import strategies as st
 
+from penstock.delivery.retries import MOST_ATTEMPTS
 from penstock.queues.items import (
-    MOST_ATTEMPTS,
+    LATEST_MS,
     Meta,
     Trouble,
     id_ms,
@@ -32,13 +33,13 @@ metas = st.builds(
     attempts=st.integers(0, MOST_ATTEMPTS),
     crashes=st.integers(0, MOST_ATTEMPTS),
     begun=st.booleans(),
-    first_failed_ms=st.integers(0, 2**53),
+    first_failed_ms=st.integers(0, LATEST_MS),
     unique=st.text(st.characters(exclude_categories=["Cs"]), max_size=40),
-    expires_ms=st.integers(0, 2**53),
+    expires_ms=st.integers(0, LATEST_MS),
     max_attempts=st.integers(0, MOST_ATTEMPTS),
     group=st.text("ab /{}", max_size=5),
     replays=st.integers(0, 5),
-    parked_ms=st.integers(0, 2**53),
+    parked_ms=st.integers(0, LATEST_MS),
     tracked=st.booleans(),
     headers=st.dictionaries(st.text("abc", max_size=3), st.text("xyz\n", max_size=9), max_size=3),
     history=st.lists(
@@ -191,7 +192,7 @@ def test_what_is_no_object_is_a_raw_job_of_its_own_bytes(data):
         {"job_id": ""},
         {"retry_count": -1},
         {"retry_count": "3"},
-        {"retry_count": 10**9},
+        {"retry_count": 10**10},
         {"retry_count": True},
         {"retry_count": 1.5},
         {"max_retries": -5},
@@ -214,7 +215,7 @@ def test_fields_of_a_wrong_kind_are_left_to_the_job(job):
 @pytest.mark.parametrize(
     "told",
     [
-        *(5, None, "x", [], {"attempts": -1}, {"attempts": 10**9}, {"attempts": "3"}),
+        *(5, None, "x", [], {"attempts": -1}, {"attempts": 10**10}, {"attempts": "3"}),
         *({"raw": "not base64!"}, {"history": 5}, {"headers": {"a": 1}}, {"tracked": "yes"}),
     ],
 )

@@ -18,13 +18,14 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from email.utils import parsedate_to_datetime
 from enum import StrEnum
-from typing import Any, Literal, cast
+from typing import Any, Final, Literal, cast
 
 from penstock.clock import SYSTEM_CLOCK
 from penstock.delivery.times import LONGEST_WAIT, wait_s
 from penstock.errors import SettingError
 
 __all__ = [
+    "MOST_ATTEMPTS",
     "Backoff",
     "DeadLetter",
     "DeathReason",
@@ -37,6 +38,9 @@ __all__ = [
     "RetryPolicy",
     "parts_of",
 ]
+
+MOST_ATTEMPTS: Final = 1_000_000_000
+"""More than any policy may ask for: at one a second they take 31 years."""
 
 # 2.0 ** 1024 overflows; any sane cap is reached long before this.
 _LARGEST_EXPONENT = 64
@@ -167,10 +171,10 @@ Backoff = Exponential | Fixed | tuple[float, ...]
 class RetryPolicy:
     """When a failed message is tried again. See the examples at the top of the module.
 
-    `max_attempts` counts the first try too. `give_up_on` wins over `retry_on`. An error that says
-    how long to stay away (`retry_after`, or the Retry-After header of an HTTP response) is heeded
-    if that is longer than the backoff, up to `max_retry_after_s`. An exception group is judged by
-    the errors in it: one that is hopeless makes all of it so.
+    `max_attempts` counts the first try too, and may be 1,000,000,000. `give_up_on` wins over
+    `retry_on`. An error that says how long to stay away (`retry_after`, or the Retry-After header
+    of an HTTP response) is heeded if that is longer than the backoff, up to `max_retry_after_s`. An
+    exception group is judged by the errors in it: one that is hopeless makes all of it so.
     """
 
     max_attempts: int = 5
@@ -180,8 +184,8 @@ class RetryPolicy:
     max_retry_after_s: float = 3600
 
     def __post_init__(self) -> None:
-        if type(self.max_attempts) is not int or self.max_attempts < 1:
-            expected = "a whole number from 1"
+        if type(self.max_attempts) is not int or not 1 <= self.max_attempts <= MOST_ATTEMPTS:
+            expected = f"a whole number from 1 to {MOST_ATTEMPTS:,}"
             raise SettingError("RetryPolicy.max_attempts", self.max_attempts, expected)
         _check_backoff(self.backoff)
         _check_kinds("RetryPolicy.retry_on", self.retry_on)

@@ -13,13 +13,21 @@ from typing import Final
 import msgspec
 
 from penstock.delivery.failures import Failure
-from penstock.delivery.retries import DeathReason, RetryPolicy
+from penstock.delivery.retries import MOST_ATTEMPTS, DeathReason, RetryPolicy
 from penstock.queues.context import JobContext
-from penstock.queues.items import MOST_ATTEMPTS, Item, Meta, Trouble, new_id, write_item
+from penstock.queues.items import Item, Meta, Trouble, new_id, write_item
 from penstock.queues.letters import build_letter
 from penstock.redis.codec import Codec
 
-__all__ = ["after_crash", "after_failure", "begun_item", "crash_of", "is_exact", "limit_of"]
+__all__ = [
+    "after_crash",
+    "after_failure",
+    "begun_item",
+    "crash_of",
+    "is_exact",
+    "limit_of",
+    "undecodable_letter",
+]
 
 _TOLD: Final = 10
 """Failures that travel with a job."""
@@ -91,6 +99,11 @@ def after_crash(
     """What becomes of a dead worker's job: its id, 'back' or 'bury', the job or letter, and why."""
     meta, limit = item.meta, limit_of(item, policy)
     job_id = item.id or new_id()
+    if item.fault is not None:
+        letter, why = undecodable_letter(
+            item, item.fault, queue=queue, lane=lane, attempts=meta.attempts + 1, now_ms=now_ms
+        )
+        return job_id, "bury", letter, why
     if is_exact(meta, limit) and not meta.begun:
         return job_id, "back", item.data, ""
     attempt = min(meta.attempts + 1, MOST_ATTEMPTS)
@@ -120,3 +133,21 @@ def after_crash(
         now_ms=now_ms,
     )
     return job_id, "bury", letter, failure.message
+
+
+def undecodable_letter(
+    item: Item, error: Exception, *, queue: str, lane: str, attempts: int, now_ms: int
+) -> tuple[bytes, str]:
+    """The letter of a job that cannot be read, with its bytes as they are; and why."""
+    failure = Failure.of(error, attempts, now_ms)
+    letter = build_letter(
+        item,
+        queue=queue,
+        lane=lane,
+        reason=DeathReason.UNDECODABLE,
+        attempts=attempts,
+        max_attempts=attempts,
+        failures=(failure,),
+        now_ms=now_ms,
+    )
+    return letter, failure.message or failure.error_class

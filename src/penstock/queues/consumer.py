@@ -39,6 +39,8 @@ class QueueConsumer(Service):
     Every job reaches its function at least once; it is acknowledged when the function has returned.
     """
 
+    restartable = True
+
     def __init__(
         self,
         queue: Queue,

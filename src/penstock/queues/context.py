@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from contextvars import ContextVar
 from typing import TYPE_CHECKING
 
+from penstock.delivery.looking import text
 from penstock.errors import ClaimLost, InvalidJob, NotOpen
 from penstock.queues.items import Item, new_id
 from penstock.queues.records import OWN_FIELDS
@@ -38,7 +39,7 @@ class JobContext:
         "item", "max_attempts", "noted", "queue", "slot", "tracked",
     )  # fmt: skip
 
-    def __init__(self, hand: Hand, claim: str, item: Item) -> None:
+    def __init__(self, hand: Hand, claim: str | bytes, item: Item) -> None:
         self.hand, self.claim, self.item = hand, claim, item
         self.queue = hand.keys.queue
         self.id = item.id
@@ -78,7 +79,8 @@ class JobContext:
     @property
     def lane(self) -> str:
         """A priority, the encoded name of a group, or nothing."""
-        return self.claim.partition(":")[2]
+        claim = self.claim if isinstance(self.claim, str) else text(self.claim)
+        return claim.partition(":")[2]
 
     @property
     def cancelled(self) -> bool:

@@ -24,7 +24,7 @@ from penstock.redis.scripts import Scripts
 from penstock.redis.wire import Argument
 from penstock.runtime.backoff import retry_delay_s
 
-__all__ = ["Ended", "Hand"]
+__all__ = ["Ended", "Hand", "claim_number"]
 
 logger = logging.getLogger(__name__)
 quiet = RateLimitedLog(logger)
@@ -35,6 +35,7 @@ MOST_DONE = 1_000
 """Claims acknowledged by one call. More would stop the server for too long."""
 _MOST_TOLD = 100
 _ENDS_UNDER_WAY = 2
+_LONGEST_NUMBER = 19
 DEAD = -1
 PASSED_OVER = "passed_over"
 """What a job in hand is counted as that had ended before it was begun."""
@@ -64,9 +65,9 @@ class Hand:
         self.keys, self.worker, self.codec, self.counts = keys, worker, codec, counts
         self.loop = asyncio.get_running_loop()
         self.lost = False
-        self.jobs: dict[str, JobContext] = {}
+        self.jobs: dict[str | bytes, JobContext] = {}
         """By their claims: what is in hand, as far as we know."""
-        self.done: list[str] = []
+        self.done: list[str | bytes] = []
         """Claims that are done, to be acknowledged with the next call."""
         self.ended: list[Ended] = []
         self.next_due_ms = 0
@@ -138,6 +139,7 @@ class Hand:
             del self.jobs[claim]
         now_ms, self.next_due_ms, held, flags, *taken = reply
         self._note_time(now_ms)
+        self.next_due_ms = max(0, self.next_due_ms)  # an infinite time comes back as a negative one
         self.uses_lanes, self.has_cancelled = bool(flags & 1), bool(flags & 2)
         jobs = self._taken(first, taken)
         if self._lost_calls and held > len(self.jobs):
@@ -150,9 +152,9 @@ class Hand:
         codec, known = self.codec, self.jobs
         lanes: Iterable[tuple[bytes, list[bytes]]] = zip(taken[::2], taken[1::2], strict=True)  # type: ignore[assignment]
         for lane, items in lanes:
-            ending = f":{lane.decode()}" if lane else ""
+            ending = b":" + lane if lane else b""
             for data in items:
-                claim = f"{number}{ending}"
+                claim = _claim(b"%d%b" % (number, ending)) if lane else str(number)
                 job = known[claim] = JobContext(self, claim, read_item(data, codec))
                 jobs.append(job)
                 number += 1
@@ -167,8 +169,7 @@ class Hand:
         self._doubt = False
         numbers: set[int] = set()
         for name, data in zip(fields[::2], fields[1::2], strict=True):
-            claim = name.decode()
-            number = int(claim.partition(":")[0])
+            claim, number = _claim(name), claim_number(name)
             call = next((one for one in self._lost_calls if number in one), None)
             if call is not None and claim not in self.jobs:
                 job = self.jobs[claim] = JobContext(self, claim, read_item(data, self.codec))
@@ -391,6 +392,20 @@ class Hand:
 
     def _name_of(self, job: JobContext) -> str:
         return self.keys.record_name(job.named())
+
+
+def claim_number(claim: bytes) -> int:
+    """Its place in the order of claims; 0 for one that another program has written."""
+    head = claim.partition(b":")[0]
+    return int(head) if head.isdigit() and len(head) < _LONGEST_NUMBER else 0
+
+
+def _claim(name: bytes) -> str | bytes:
+    """As text, which costs less to send; a lane of another program may have any name."""
+    try:
+        return name.decode()
+    except UnicodeDecodeError:
+        return name
 
 
 def _as_text(value: Argument) -> str:

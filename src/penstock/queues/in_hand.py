@@ -7,6 +7,7 @@ from typing import Final
 
 from penstock.delivery.looking import ask, text
 from penstock.queues.facts import claims_of
+from penstock.queues.hand import claim_number
 from penstock.queues.items import read_item
 from penstock.queues.lanes import FIXED, fair_lanes, shown_lane
 from penstock.queues.showing import show_job
@@ -29,15 +30,15 @@ async def read_claims(
 ) -> list[ClaimView]:
     """See `QueueAdmin.claims`."""
     place = keys.claimed(worker)
-    claims = sorted(map(text, await client.call("HKEYS", place)), key=_number)[:count]
+    claims = sorted(await client.call("HKEYS", place), key=claim_number)[:count]
     if not claims:
         return []
     stored = await client.call("HMGET", place, *claims)
     return [
         ClaimView(
-            claim=claim,
+            claim=text(claim),
             worker=worker,
-            job=show_job(read_item(data, codec), lane=shown_lane(claim.partition(":")[2])),
+            job=show_job(read_item(data, codec), lane=shown_lane(text(claim.partition(b":")[2]))),
         )
         for claim, data in zip(claims, stored, strict=True)
         if data is not None
@@ -77,8 +78,3 @@ async def _count_open(client: Client, keys: QueueKeyring, lanes: list[str]) -> i
     )
     held = await ask(client, [("HLEN", claims_of(keys, name)) for name in (*live, *gone)])
     return delayed + sum(lengths) + sum(held)
-
-
-def _number(claim: str) -> int:
-    number = claim.partition(":")[0]
-    return int(number) if number.isascii() and number.isdigit() else 0

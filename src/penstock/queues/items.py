@@ -5,7 +5,8 @@
     any other text                                                                   a raw job
 
 Any program may push these. What Penstock has to remember about a job travels with it, as the last
-member `_penstock` of the object; a text that is no object stands in there, too, as base64.
+member `_penstock` of the object; a text that is no object stands in there, too, as base64. The
+bytes of the job itself are never decoded and encoded again.
 """
 
 from __future__ import annotations
@@ -19,7 +20,9 @@ from msgspec import Meta as Bounds
 from msgspec import Raw, Struct, field
 
 from penstock.clock import SYSTEM_CLOCK
-from penstock.errors import DecodeError
+from penstock.delivery.retries import MOST_ATTEMPTS
+from penstock.errors import DecodeError, EncodeError
+from penstock.queues.members import find_member, is_only_member, replace_value, without_member
 from penstock.redis.codec import Codec, Form
 
 __all__ = [
@@ -34,10 +37,13 @@ __all__ = [
     "write_item",
 ]
 
-MOST_ATTEMPTS: Final = 1_000
-"""A job that says it was tried more often is not believed."""
 LONGEST_ID: Final = 256
+LATEST_MS: Final = 253_402_300_799_999
+"""The end of the year 9999: what claims to be later is not believed."""
+UNREADABLE: Final = (msgspec.MsgspecError, RecursionError, ValueError, OverflowError)
+"""What decoding JSON of any origin may raise."""
 _EMPTY_LIST, _EMPTY_OBJECT, _NONE = Raw(b"[]"), Raw(b"{}"), Raw(b"")
+_NAME: Final = "_penstock"
 _MEMBER = b',"_penstock":'
 _PACKED = b"Z:"
 # In place of base64: a job of no bytes at all is one, too.
@@ -45,16 +51,18 @@ _NOTHING = "="
 _ID_DIGITS, _TIME_DIGITS = 32, 12
 _NUMBERS = [f"{number:04x}" for number in range(4096)]
 
+# Metadata beyond these bounds was written by another program, and is left alone as its own.
 Count = Annotated[int, Bounds(ge=0, le=MOST_ATTEMPTS)]
+Ms = Annotated[int, Bounds(ge=0, le=LATEST_MS)]
 Id = Annotated[str, Bounds(max_length=LONGEST_ID)]
-"""Of what becomes part of a key. Meta that says otherwise was written by somebody else."""
+"""Of what becomes part of a key."""
 
 
 class Trouble(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One failed attempt, in short: the last few travel with the job."""
 
-    attempt: int
-    at_ms: int
+    attempt: Count
+    at_ms: Ms
     error_class: str = ""
     message: str = ""
     fingerprint: str = ""
@@ -71,18 +79,18 @@ class Meta(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """How often its worker died while it was in hand."""
     begun: bool = False
     """Whether the attempt under way has really begun; noted only where it matters."""
-    first_failed_ms: int = 0
+    first_failed_ms: Ms = 0
     history: tuple[Trouble, ...] = ()
     unique: Id = ""
     """The unique key that it holds, as the user named it."""
-    expires_ms: int = 0
+    expires_ms: Ms = 0
     """Not to be begun after this time, in server ms."""
     max_attempts: Count = 0
     """As its sender wants it; 0 leaves it to the task."""
     group: str = ""
     replays: Count = 0
     """How often it came back from the dead letters."""
-    parked_ms: int = 0
+    parked_ms: Ms = 0
     """When a worker first met it that did not know its task."""
     tracked: bool = False
     """Whether it has a record."""
@@ -182,11 +190,14 @@ def read_item(data: bytes, codec: Codec) -> Item:
             return Item(data, body=data, fault=error)
     try:
         stored = _decode(body)
-    except (msgspec.MsgspecError, RecursionError, ValueError):
+    except UNREADABLE:
         return Item(data, body=body)
     item = Item(data, args=stored.args, kwargs=stored.kwargs, body=body)
     if stored.meta is not _NONE:
         _take_meta(item, bytes(stored.meta))
+        if item.meta.raw:
+            item.id = item.meta.id
+            return item
     if type(stored.task) is str and stored.task:
         item.task = stored.task
         item.id = _as_id(stored.id) or item.meta.id
@@ -196,62 +207,78 @@ def read_item(data: bytes, codec: Codec) -> Item:
         item.asked_attempts = 1 + stored.max_retries
     if stored.retry_count is not None and _is_count(stored.retry_count):
         item.counts_retries = True
-        if stored.meta is _NONE:
+        if item.meta is NO_META:
             item.meta = Meta(attempts=stored.retry_count)
     return item
 
 
 def write_item(item: Item, meta: Meta, codec: Codec) -> bytes:
-    """Return the job as it is to be stored with other things to remember about it."""
+    """Return the job as it is to be stored with other metadata. Never raises.
+
+    Of the job itself nothing is written anew but the count of its attempts, where it has one.
+    """
     body = item.body
-    if item.counts_retries:
-        job = msgspec.json.decode(body)
-        job["retry_count"] = meta.attempts
-        body = _encode(job)
     if not _is_object(body):
         raw = b64encode(body).decode() or _NOTHING
         return _packed(_with_meta(b"{}", msgspec.structs.replace(meta, raw=raw)), codec)
-    return _packed(_with_meta(body.rstrip(), msgspec.structs.replace(meta, raw="")), codec)
+    if item.counts_retries and (count := find_member(body, "retry_count")) is not None:
+        body = replace_value(body, count, b"%d" % meta.attempts)
+    return _packed(_with_meta(body, msgspec.structs.replace(meta, raw="")), codec)
 
 
-def _take_meta(item: Item, told: bytes) -> None:
-    """Split what Penstock remembers from the job itself."""
+def _take_meta(item: Item, stored: bytes) -> None:
+    """Split Penstock's metadata from the job itself."""
     try:
-        item.meta = _decode_meta(told)
-    except (msgspec.MsgspecError, ValueError):
-        return  # written by somebody else, who means something of his own
-    if item.meta.raw:
-        try:
-            raw = item.meta.raw
-            item.body = b"" if raw == _NOTHING else b64decode(raw, validate=True)
-        except ValueError:
-            item.meta = NO_META
+        meta = _decode_meta(stored)
+    except UNREADABLE:
+        return  # another program's own member of this name
+    if meta.raw:
+        _take_raw(item, meta)
         return
-    if item.body.endswith(told + b"}"):
-        head = item.body[: -len(told) - 1]
+    item.meta = meta
+    if item.body.endswith(stored + b"}"):
+        head = item.body[: -len(stored) - 1]
         if head.endswith(_MEMBER):
             item.body = head[: -len(_MEMBER)] + b"}"
             return
-    job = msgspec.json.decode(item.body)  # somebody wrote it anew, in an order of his own
-    del job["_penstock"]
-    item.body = _encode(job)
+    # Another program has written the object in an order of its own, or it has no other members.
+    if (member := find_member(item.body, _NAME)) is not None:
+        item.body = without_member(item.body, member)
+
+
+def _take_raw(item: Item, meta: Meta) -> None:
+    """Unwrap a job that is no object; other members beside it say that it is not one of these."""
+    member = find_member(item.body, _NAME)
+    if member is None or not is_only_member(item.body, member):
+        return
+    try:
+        item.body = b"" if meta.raw == _NOTHING else b64decode(meta.raw, validate=True)
+    except ValueError:
+        return
+    item.meta = meta
 
 
 def _with_meta(data: bytes, meta: Meta) -> bytes:
-    told = _encode(meta)
-    if data[:-1].rstrip() == b"{":
-        return b'{"_penstock":' + told + b"}"
-    return data[:-1] + _MEMBER + told + b"}"
+    """Add the metadata as the last member of an object; blanks around it stay."""
+    end = data.rindex(b"}")
+    head, tail = data[:end], data[end:]
+    member = _MEMBER if head.strip() != b"{" else _MEMBER[1:]
+    return head + member + _encode(meta) + tail
 
 
 def _packed(data: bytes, codec: Codec) -> bytes:
-    return data if len(data) <= codec.compress_above else codec.encode(data, Form.TEXT)
+    if len(data) <= codec.compress_above:
+        return data
+    try:
+        return codec.encode(data, Form.TEXT)
+    except EncodeError:  # larger than may be unpacked again, so it stays as it is
+        return data
 
 
 def _is_object(body: bytes) -> bool:
     try:
         _decode(body)
-    except (msgspec.MsgspecError, RecursionError, ValueError):
+    except UNREADABLE:
         return False
     return True
 

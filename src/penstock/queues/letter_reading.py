@@ -11,14 +11,13 @@ from typing import Any, Final, cast
 import msgspec
 from msgspec import Raw, Struct, field
 
-from penstock.queues.items import MOST_ATTEMPTS, Meta, Trouble, read_item
+from penstock.delivery.retries import MOST_ATTEMPTS
+from penstock.queues.items import LATEST_MS, LONGEST_ID, UNREADABLE, Meta, Trouble, read_item
 from penstock.redis.codec import Codec
 from penstock.settings import CodecSettings
 
-__all__ = ["LATEST_MS", "UNREADABLE", "QueueLetter", "fingerprint_of", "read_letter"]
+__all__ = ["QueueLetter", "fingerprint_of", "read_letter"]
 
-LATEST_MS: Final = 253_402_300_799_999
-"""The end of the year 9999: what claims to be later is not believed."""
 _OVERFLOW_HEAD: Final = b'{"original_job":'
 _OVERFLOW_ERROR: Final = b',"error":"the queue was full","attempt_count":0,'
 """As `lua/parts/overflow.lua` writes them."""
@@ -92,12 +91,10 @@ _decode = msgspec.json.Decoder(_Stored).decode
 _decode_meta = msgspec.json.Decoder(Meta).decode
 _decode_history = msgspec.json.Decoder(tuple[Trouble, ...]).decode
 _USUAL_CODEC = Codec(CodecSettings())
-UNREADABLE = (msgspec.MsgspecError, RecursionError, ValueError)
-"""What decoding JSON may raise."""
 
 
 def read_letter(data: bytes) -> QueueLetter:
-    """Read what stands on a list of letters: ours, the seed's, or anything. Never raises."""
+    """Read what stands on a list of letters: ours, another program's, or anything. Never raises."""
     try:
         stored = _decode(data)
     except UNREADABLE:
@@ -109,7 +106,10 @@ def read_letter(data: bytes) -> QueueLetter:
     job, fault = _job_of(stored)
     item = read_item(job, _USUAL_CODEC)
     reason = _str(stored.reason)
-    job_id = _str(stored.id) or item.id
+    # A longer one cannot be an id of ours, and nobody could ask for the letter by it.
+    job_id = _str(stored.id)[: LONGEST_ID + 1]
+    if not 0 < len(job_id) <= LONGEST_ID:
+        job_id = item.id
     return QueueLetter(
         data=data,
         id=job_id or _name(data),
@@ -192,9 +192,10 @@ def _buried_ms(stored: _Stored) -> int:
         return stored.buried_ms
     try:
         moment = datetime.fromisoformat(_str(stored.last_failed_at))
-        return int(moment.replace(tzinfo=moment.tzinfo or UTC).timestamp() * 1000)
+        ms = int(moment.replace(tzinfo=moment.tzinfo or UTC).timestamp() * 1000)
     except (ValueError, OverflowError):
         return 0
+    return min(max(ms, 0), LATEST_MS)
 
 
 def fingerprint_of(*traits: str) -> str:

@@ -3,7 +3,7 @@
     original_job error attempt_count first_failed_at last_failed_at queue_name
     id task lane group reason error_type error_code suggestions stack_trace fingerprint history
     max_attempts buried_ms replays
-    raw                the job as base64, if it is no text
+    raw                the job as base64, if it is no text or has blanks around it
     _penstock          what Penstock remembers about the job, for when it is queued again
 
 The first six are those of the security pipeline, whose letters have no others. `original_job` is
@@ -23,14 +23,8 @@ from msgspec import Raw
 from penstock.delivery.failures import Failure
 from penstock.delivery.retries import DeathReason
 from penstock.delivery.times import iso_time
-from penstock.queues.items import Item, Trouble
-from penstock.queues.letter_reading import (
-    LATEST_MS,
-    UNREADABLE,
-    QueueLetter,
-    fingerprint_of,
-    read_letter,
-)
+from penstock.queues.items import LATEST_MS, UNREADABLE, Item, Trouble
+from penstock.queues.letter_reading import QueueLetter, fingerprint_of, read_letter
 
 __all__ = [
     "HISTORY",
@@ -108,9 +102,10 @@ def job_fields(job: bytes) -> dict[str, object]:
         try:
             msgspec.json.decode(job)
         except UNREADABLE:
-            pass
-        else:
-            return {"original_job": Raw(job)}
+            return {"original_job": text}
+        # Blanks around a value are lost to those who read the letter.
+        exactly = {} if job == job.strip() else {"raw": b64encode(job).decode()}
+        return {"original_job": Raw(job), **exactly}
     return {"original_job": text}
 
 

@@ -9,10 +9,10 @@ from datetime import datetime, timedelta
 from typing import Any, Final, Literal, Protocol, TypedDict, cast, get_args
 
 from penstock.clock import SYSTEM_CLOCK
-from penstock.delivery.retries import RetryPolicy
+from penstock.delivery.retries import MOST_ATTEMPTS, RetryPolicy
 from penstock.delivery.times import due_ms, wait_s
 from penstock.errors import ConfigError, InvalidJob, SettingError
-from penstock.queues.items import LONGEST_ID, MOST_ATTEMPTS
+from penstock.queues.items import LONGEST_ID
 from penstock.redis.keys.names import check_name
 from penstock.redis.keys.queues import PRIORITIES, Priority
 
@@ -197,7 +197,7 @@ class SendOptions:
             type(self.max_attempts) is int and 1 <= self.max_attempts <= MOST_ATTEMPTS
         ):
             raise InvalidJob(
-                f"max_attempts = {self.max_attempts!r}: expected 1 to {MOST_ATTEMPTS}, as an int"
+                f"max_attempts = {self.max_attempts!r}: expected 1 to {MOST_ATTEMPTS:,}, as an int"
             )
         _check_headers(self.headers)
 

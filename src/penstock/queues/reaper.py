@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
+from penstock.delivery.looking import text
 from penstock.delivery.retries import RetryPolicy
-from penstock.queues.attempts import after_crash
+from penstock.errors import CommandRefused, InvalidName
+from penstock.queues.attempts import after_crash, undecodable_letter
 from penstock.queues.counts import Counts
-from penstock.queues.items import Item, read_item
+from penstock.queues.hand import claim_number
+from penstock.queues.items import Item, new_id, read_item
+from penstock.quiet import RateLimitedLog
 from penstock.redis.client import Client
 from penstock.redis.codec import Codec
 from penstock.redis.keys import QueueKeyring
@@ -17,6 +21,7 @@ from penstock.redis.wire import Argument
 __all__ = ["Reaper"]
 
 logger = logging.getLogger(__name__)
+quiet = RateLimitedLog(logger)
 
 _AT_ONCE = 100
 
@@ -47,58 +52,97 @@ class Reaper:
         """Look for dead workers and return their jobs: how many. One round trip if none is dead.
 
         `worker` is the one that looks; if it was silent itself, the server may have been away.
+        What cannot be returned (a key of another type is in the way) stays where it is, holds up
+        nothing else, and is raised in the end.
         """
-        returned = 0
+        returned, refused = 0, None
         for name in await self._client.scripts.find_dead(
             keys=self._keys, silence_ms=self._silence_ms, worker=worker
         ):
-            dead = name.decode()
-            moved = await self._return_claims(dead, now_ms)
-            returned += moved
-            level = logging.WARNING if moved else logging.INFO
-            logger.log(
-                level,
-                "queue %s: worker %s is dead, jobs returned: %d",
-                self._keys.queue,
-                dead,
-                moved,
-            )
+            try:
+                returned += await self._give_up(name, now_ms)
+            except CommandRefused as error:
+                refused = error
         self._counts.reaped += returned
+        if refused is not None:
+            raise refused
         return returned
+
+    async def _give_up(self, name: bytes, now_ms: int) -> int:
+        """Return all jobs of one dead worker."""
+        queue = self._keys.queue
+        try:
+            dead = name.decode()
+            self._keys.claimed(dead)
+        except (UnicodeDecodeError, InvalidName):
+            logger.warning("queue %s: %r is no name of a worker; removed", queue, name[:80])
+            await self._client.call("ZREM", self._keys.dead_workers, name)
+            return 0
+        moved = await self._return_claims(dead, now_ms)
+        level = logging.WARNING if moved else logging.INFO
+        logger.log(level, "queue %s: worker %s is dead, jobs returned: %d", queue, dead, moved)
+        return moved
 
     async def _return_claims(self, worker: str, now_ms: int) -> int:
         """From the last claimed to the first, so that the first ends up in front."""
         key = self._keys.claimed(worker)
         names: list[bytes] = await self._client.call("HKEYS", key)
-        claims = sorted(names, key=_number, reverse=True)
-        moved = 0
+        claims = sorted(names, key=claim_number, reverse=True)
+        moved, refused = 0, None
         for place in range(0, len(claims) or 1, _AT_ONCE):
             some = claims[place : place + _AT_ONCE][::-1]
             items: list[bytes | None] = await self._client.call("HMGET", key, *some) if some else []
-            told: list[Argument] = []
-            for claim, data in zip(some, items, strict=True):
-                if data is not None:
-                    told += self._verdict(worker, claim.decode(), data, now_ms)
-            moved += await self._client.scripts.reap_claims(
-                keys=self._keys, worker=worker, keep_ms=self._keep_ms, jobs=told
-            )
+            verdicts = [
+                self._verdict(worker, claim, data, now_ms)
+                for claim, data in zip(some, items, strict=True)
+                if data is not None
+            ]
+            try:
+                moved += await self._tell(worker, verdicts)
+            except CommandRefused:
+                for verdict in reversed(verdicts):  # one by one, so that each stands for itself
+                    try:
+                        moved += await self._tell(worker, [verdict])
+                    except CommandRefused as error:
+                        refused = error
+        if refused is not None:
+            raise refused
         return moved
 
-    def _verdict(self, worker: str, claim: str, data: bytes, now_ms: int) -> list[Argument]:
-        item = read_item(data, self._codec)
-        job_id, verdict, stored, why = after_crash(
-            item,
-            self._policy_of(item),
-            self._codec,
-            queue=self._keys.queue,
-            lane=claim.partition(":")[2],
+    async def _tell(self, worker: str, verdicts: Sequence[list[Argument]]) -> int:
+        return await self._client.scripts.reap_claims(
+            keys=self._keys,
             worker=worker,
-            now_ms=now_ms,
+            keep_ms=self._keep_ms,
+            jobs=[part for verdict in verdicts for part in verdict],
         )
-        unique = self._keys.unique(item.meta.unique) if item.meta.unique else ""
-        return [claim, self._keys.record_name(job_id), unique, verdict, stored, why]
 
-
-def _number(claim: bytes) -> int:
-    head = claim.partition(b":")[0]
-    return int(head) if head.isdigit() else 0
+    def _verdict(self, worker: str, claim: bytes, data: bytes, now_ms: int) -> list[Argument]:
+        """What becomes of one job. One on which we fail ourselves is buried as it is."""
+        queue, lane = self._keys.queue, text(claim.partition(b":")[2])
+        try:
+            item = read_item(data, self._codec)
+            job_id, verdict, stored, why = after_crash(
+                item,
+                self._policy_of(item),
+                self._codec,
+                queue=queue,
+                lane=lane,
+                worker=worker,
+                now_ms=now_ms,
+            )
+            unique = self._keys.unique(item.meta.unique) if item.meta.unique else ""
+            return [claim, self._keys.record_name(job_id), unique, verdict, stored, why]
+        except Exception as error:  # noqa: BLE001  one job must not keep others in a dead hand
+            quiet.error(
+                f"{queue} {type(error).__name__}",
+                "queue %s: a job of dead worker %s cannot be returned and is buried",
+                queue,
+                worker,
+                exc_info=error,
+            )
+            item = Item(data, id=new_id(), body=data)
+            letter, why = undecodable_letter(
+                item, error, queue=queue, lane=lane, attempts=1, now_ms=now_ms
+            )
+            return [claim, self._keys.record_name(item.id), "", "bury", letter, why]

@@ -11,6 +11,7 @@ from typing import Any, Final, Self
 
 import msgspec
 
+from penstock.queues.items import LATEST_MS, UNREADABLE
 from penstock.redis.wire import Argument
 
 __all__ = ["FINAL", "OWN_FIELDS", "JobRecord", "Progress", "first_fields"]
@@ -20,6 +21,8 @@ FINAL: Final = frozenset({"done", "failed", "cancelled", "expired"})
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MS = timedelta(milliseconds=1)
+_EARLIEST_MS: Final = -62_135_596_800_000
+"""The beginning of the year 1."""
 OWN_FIELDS: Final = frozenset(
     {
         *("job_id", "queue", "task", "status", "attempt", "max_attempts", "submitted_at"),
@@ -202,7 +205,7 @@ def _progress(texts: Mapping[str, str], others: Mapping[str, str]) -> Progress:
 def _suggestions(text: str) -> tuple[str, ...]:
     try:
         return msgspec.json.decode(text, type=tuple[str, ...]) if text else ()
-    except msgspec.MsgspecError:
+    except UNREADABLE:
         return ()
 
 
@@ -217,14 +220,14 @@ def _number_or_text(value: str) -> int | float | str:
 def _int(text: str | None) -> int | None:
     try:
         return msgspec.convert(text, int, strict=False) if text else None
-    except msgspec.ValidationError:
+    except UNREADABLE:
         return None
 
 
 def _float(text: str | None) -> float | None:
     try:
         number = msgspec.convert(text, float, strict=False) if text else None
-    except msgspec.ValidationError:
+    except UNREADABLE:
         return None
     return number if number is not None and abs(number) < float("inf") else None
 
@@ -238,7 +241,8 @@ def _ms(text: str | None) -> int | None:
         return None
     if moment.tzinfo is None:
         moment = moment.replace(tzinfo=UTC)
-    return (moment - _EPOCH) // _MS
+    ms = (moment - _EPOCH) // _MS
+    return ms if _EARLIEST_MS <= ms <= LATEST_MS else None  # else no date can tell it in UTC
 
 
 def _iso(ms: int | None) -> str | None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import msgspec
 from msgspec import Raw
 
-from penstock.delivery.retries import DeathReason
-from penstock.queues.items import MOST_ATTEMPTS, Item, Meta, read_item, write_item
+from penstock.delivery.retries import MOST_ATTEMPTS, DeathReason
+from penstock.queues.items import UNREADABLE, Item, Meta, read_item, write_item
 from penstock.queues.letters import HISTORY, QueueLetter, job_fields
 from penstock.redis.codec import Codec
 
@@ -46,16 +46,28 @@ def edited_letter(letter: QueueLetter, job: bytes, codec: Codec) -> bytes:
     """Return the letter with another job in it, else as it was."""
     try:
         fields: dict[str, object] = dict(_decode_fields(letter.data))
-    except (msgspec.MsgspecError, RecursionError, ValueError):
+    except UNREADABLE:
         fields = {"reason": letter.reason}
     _, meta = _job_with_meta(letter, codec)
     item = read_item(job, codec)
     for name in ("data", "raw", "original_job"):
         fields.pop(name, None)
+    # One value that no decoder takes would hide all the others.
+    fields = {name: value for name, value in fields.items() if _is_readable(value)}
     fields = {**job_fields(job), **fields}
     fields |= {"id": item.id or letter.job_id, "task": item.task}
     fields["_penstock"] = msgspec.structs.replace(meta, id=item.id or letter.job_id, raw="")
     return _encode(fields)
+
+
+def _is_readable(value: object) -> bool:
+    if not isinstance(value, Raw):
+        return True
+    try:
+        msgspec.json.decode(value)
+    except UNREADABLE:
+        return False
+    return True
 
 
 def _job_with_meta(letter: QueueLetter, codec: Codec) -> tuple[Item, Meta]:

@@ -53,6 +53,8 @@ class Scheduler(Service):
     that declares it so. One that was removed by hand comes back with the next start of a worker.
     """
 
+    restartable = True
+
     def __init__(self, client: Client, schedules: Sequence[Schedule]) -> None:
         super().__init__("schedules")
         self.fired = 0

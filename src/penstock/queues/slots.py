@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import AsyncGenerator, Callable, Iterable
 from contextlib import asynccontextmanager, suppress
 
+from penstock.errors import NotOpen, ServerError
 from penstock.queues.context import JobContext, set_current
 from penstock.queues.items import NO_META, Item
 from penstock.queues.work import Work
@@ -149,7 +150,7 @@ class Slots:
             task.add_done_callback(lambda _: self._when_news())
             self._tasks.append(task)
 
-    async def _slot(self) -> None:
+    async def _slot(self) -> None:  # noqa: C901, PLR0912, PLR0915  each call would cost every job
         loop, me = asyncio.get_running_loop(), asyncio.current_task()
         buffer, running = self._buffer, self.running
         performer_of, counts, turn = self._work.performer_of, self._work.counts, 0
@@ -186,6 +187,10 @@ class Slots:
                     else:
                         counts.done += 1
                         job.hand.done.append(job.claim)
+            except (ServerError, NotOpen):
+                raise
+            except Exception as error:  # noqa: BLE001  a fault of ours with this one job
+                await self._work.bury_broken(job, error)
             finally:
                 running.discard(job)
                 self._busy -= 1

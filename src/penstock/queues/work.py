@@ -71,10 +71,12 @@ class Work:
         self._last_chance = asyncio.Lock()
 
     async def close(self) -> None:
-        if self._threads is not None:
-            self._threads.shutdown(wait=False, cancel_futures=True)
-        for children in self._children.values():
-            await children.close()
+        """Let go of threads and processes; a job that is run later gets others."""
+        threads, self._threads = self._threads, None
+        if threads is not None:
+            threads.shutdown(wait=False, cancel_futures=True)
+        while self._children:
+            await self._children.popitem()[1].close()
 
     def policy_of(self, item: Item) -> RetryPolicy:
         performer = self.performer_of(item)
@@ -207,6 +209,17 @@ class Work:
         return await self._children[isolation].call(
             performer.function, *call, timeout_s=performer.timeout_s, context=context
         )
+
+    async def bury_broken(self, job: JobContext, error: Exception) -> None:
+        """Bury a job on which Penstock itself has failed, so that it stops no other job."""
+        quiet.error(
+            f"{job.queue} {type(error).__name__}",
+            "queue %s: job %s could not be processed and goes to the dead letters",
+            job.queue,
+            job.named(),
+            exc_info=error,
+        )
+        await self._give_up(job, GiveUp(DeathReason.FATAL), error)
 
     # ---- from function to end
 

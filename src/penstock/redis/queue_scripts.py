@@ -140,7 +140,7 @@ class QueueScripts(ScriptCaller):
         *,
         keys: QueueKeyring,
         worker: str,
-        claim: str,
+        claim: Argument,
         job_id: str,
         item: Argument,
         wait_ms: int,
@@ -163,7 +163,7 @@ class QueueScripts(ScriptCaller):
         keys: QueueKeyring,
         worker: str,
         keep_ms: int,
-        claim: str,
+        claim: Argument,
         job_id: str,
         unique: str,
         letter: Argument,
@@ -234,7 +234,7 @@ class QueueScripts(ScriptCaller):
         keys: QueueKeyring,
         worker: str,
         record: str,
-        claim: str,
+        claim: Argument,
         fields: Sequence[Argument],
     ) -> int:
         """Write into a running job's record: 1, 2 if it is to stop, 0 if it is not in hand."""

@@ -4,15 +4,26 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from abc import ABC, abstractmethod
 from types import TracebackType
-from typing import Self
+from typing import ClassVar, Final, Self
 
-from penstock.errors import NotOpen
+from penstock.clock import SYSTEM_CLOCK
+from penstock.errors import ConfigError, NotOpen
+from penstock.quiet import RateLimitedLog
+from penstock.runtime.backoff import retry_delay_s
+from penstock.runtime.logs import cleaned
+from penstock.runtime.waiting import happens_within
 
 __all__ = ["Service"]
 
 logger = logging.getLogger(__name__)
+quiet = RateLimitedLog(logger)
+
+STEADY_S: Final = 10.0
+"""A restarted service that has run for so long counts as healthy again. More than the longest
+back-off, so that one that fails at every start is never reported ready in between."""
 
 
 class Service(ABC):
@@ -27,6 +38,9 @@ class Service(ABC):
     - A stopped service stays stopped: starting it raises `NotOpen`.
     - A failure of the body reaches whoever waits: it is raised by `serve()`, `wait()` and `stop()`,
       every time. After `start()`, when perhaps nobody waits, it is logged as well.
+    - A `restartable` service runs its body again after a failure, with back-off, until it is asked
+      to stop; meanwhile `failing` says why. Only wrong configuration (`ConfigError`) and a closed
+      client (`NotOpen`), which no repetition mends, are failures of the service itself.
     - A cancellation passes through. A body that ends as cancelled although nobody cancelled it (it
       awaited something that was) has failed: a task group would take that for an orderly end, and
       the worker would live on without the service.
@@ -38,8 +52,15 @@ class Service(ABC):
     what it has begun. Whoever cannot wait that long cancels it.
     """
 
+    restartable: ClassVar[bool] = False
+    """Whether the body can be run again after it has failed, and is."""
+
     def __init__(self, name: str) -> None:
         self.name = name
+        self._restarted = 0
+        self._restart_reason = ""
+        self._ran_at = 0.0
+        """When the body was run last, on the monotonic clock."""
         self.stop_asked = asyncio.Event()
         self._ended = asyncio.Event()
         self._begun = False
@@ -53,6 +74,13 @@ class Service(ABC):
     def trouble(self) -> str | None:
         """Why the service cannot do its work now; None if it can. Safe to ask from any thread."""
         return None
+
+    @property
+    def failing(self) -> str | None:
+        """Why the body failed and is run again; None once it has been running for a while."""
+        if not self._restart_reason or time.monotonic() - self._ran_at > STEADY_S:
+            return None
+        return self._restart_reason
 
     @property
     def stopping(self) -> bool:
@@ -133,22 +161,51 @@ class Service(ABC):
         return first
 
     async def _live(self) -> None:
-        try:
-            if not self.stopping:
+        while not self.stopping:
+            self._ran_at = time.monotonic()
+            try:
                 await self.run()
-        except asyncio.CancelledError as error:
-            task = asyncio.current_task()
-            if task is not None and task.cancelling():
-                raise
-            self._failure = RuntimeError(
-                f"service {self.name!r} ended as cancelled, but nobody cancelled it"
-            )
-            raise self._failure from error
-        except BaseException as error:
-            self._failure = error
-            raise
+            except asyncio.CancelledError as error:
+                task = asyncio.current_task()
+                if task is not None and task.cancelling():
+                    raise
+                failure: BaseException = RuntimeError(
+                    f"service {self.name!r} ended as cancelled, but nobody cancelled it"
+                )
+                failure.__cause__ = error
+            except BaseException as error:  # noqa: BLE001  raised below, unless it is started again
+                failure = error
+            else:
+                return
+            if not isinstance(failure, Exception) or not self.restartable or _is_final(failure):
+                self._failure = failure
+                raise failure
+            await self._rest_after(failure)
+
+    async def _rest_after(self, failure: Exception) -> None:
+        """Report a failure, and wait before the body is run again."""
+        steady = time.monotonic() - self._ran_at > STEADY_S
+        self._restarted = 1 if steady else self._restarted + 1
+        wait_s = retry_delay_s(self._restarted)
+        self._restart_reason = cleaned(f"{self.name} failed: {type(failure).__name__}: {failure}")
+        self._ran_at = time.monotonic() + wait_s
+        quiet.error(
+            f"{self.name} {type(failure).__name__}",
+            "%s failed and is started again in %.1f s; other services go on",
+            self.name,
+            wait_s,
+            exc_info=failure,
+        )
+        await happens_within(self.stop_asked, wait_s, SYSTEM_CLOCK)
 
     def _task_ended(self, task: asyncio.Task[None]) -> None:
         self._ended.set()  # also if the task was cancelled before its first step
         if not task.cancelled() and (failure := task.exception()) is not None:
             logger.error("service %s failed", self.name, exc_info=failure)
+
+
+def _is_final(failure: Exception) -> bool:
+    """Whether running the body again cannot help."""
+    if isinstance(failure, ExceptionGroup):
+        return failure.subgroup((ConfigError, NotOpen)) is not None  # pyright: ignore[reportUnknownMemberType]
+    return isinstance(failure, ConfigError | NotOpen)

@@ -38,12 +38,15 @@ class Worker:
       begun before the work and ended after the last of it, so leases stay fresh while it drains.
     - SIGTERM or SIGINT: the work may finish what it has begun for `grace_s`; what is left then is
       cancelled. A second signal cancels at once. Signals are left alone outside the main thread.
-    - A work service that fails lets the others drain, then the worker fails. A support service that
-      fails cuts the work: without it nothing may rely on its leases any more.
+    - A service that restarts (consumers of queues and topics, schedules, closing of windows) and
+      fails is started again with back-off. Until then the worker is not ready; the others go on.
+    - Any other work service that fails lets the others drain, then the worker fails. Such a support
+      service cuts the work: without it nothing may rely on its leases any more.
     - Without any work (nothing is registered yet) it waits to be stopped.
 
     Exit codes: 0 after an orderly end, also if the grace period was too short; 1 if a service
-    failed or a loop was stuck; 130 after a second SIGINT, 143 after a second SIGTERM.
+    failed (one that restarts: if it had not recovered) or a loop was stuck; 130 after a second
+    SIGINT, 143 after a second SIGTERM.
     """
 
     def __init__(
@@ -113,7 +116,8 @@ class Worker:
             return Readiness(("stopped" if self._begun else "not started",))
         reasons = ["stopping"] if self._stop_asked.is_set() else []
         reasons += self.watchdog.readiness().reasons
-        reasons += [why for service in (*self._work, *self._support) if (why := service.trouble())]
+        for service in (*self._work, *self._support):
+            reasons += filter(None, (service.failing, service.trouble()))
         return Readiness(tuple(dict.fromkeys(reasons)))  # the watchdog's loops are services as well
 
     async def _run_all(self) -> None:
@@ -210,4 +214,5 @@ class Worker:
     def _exit_code(self) -> int:
         if self._cut_by is not None:
             return exit_code_of(self._cut_by)
-        return 1 if self.failures or self.watchdog.stuck else 0
+        failing = any(service.failing for service in (*self._work, *self._support))
+        return 1 if self.failures or failing or self.watchdog.stuck else 0

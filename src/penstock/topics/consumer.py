@@ -76,6 +76,8 @@ class Consumer(Service):
     returned. See `Subscription` for the options.
     """
 
+    restartable = True
+
     def __init__(
         self, topic: Subscribable, handler: Callable[..., Any], subscription: Subscription
     ) -> None:
@@ -114,6 +116,9 @@ class Consumer(Service):
 
     async def run(self) -> None:
         topics = self._client.settings.topics
+        self._room = Room(self._room_for)
+        for left_over in (self._places, self._readers, self._reading, self._serving):
+            left_over.clear()
         barriers = Barriers(self._client)
         work = Work(self._client, self.handler, self.subscription, self.counts, barriers)
         pace = Pace(topics.fetch, self.subscription.batch or 1)

@@ -40,6 +40,8 @@ class Mover(Service):
     the time between two looks: 0.08 s for up to 32 partitions, a second for 400 or more.
     """
 
+    restartable = True
+
     def __init__(self, client: Client) -> None:
         super().__init__("delayed messages")
         self.moved = 0

@@ -50,6 +50,8 @@ class WindowCloser(Service):
     its own batches alone.
     """
 
+    restartable = True
+
     def __init__(self, client: Client, codec: Codec, windows: Iterable[Window] = ()) -> None:
         super().__init__("windows")
         self.closed = 0
@@ -74,6 +76,8 @@ class WindowCloser(Service):
         self._wake.set()
 
     async def run(self) -> None:
+        for errand in self._errands.values():
+            errand.is_under_way = False
         for field in self._windows:
             self._follow(field)
         async with asyncio.TaskGroup() as group:
@@ -120,10 +124,16 @@ class WindowCloser(Service):
             wait_s = await errand.see()
         except NotOpen:
             self._is_over = True  # the client was closed: others will close what is left
-        except PenstockError as error:
+        except Exception as error:  # noqa: BLE001  one broken window must not stop the others
             errand.failures += 1
             errand.next_at = time.monotonic() + retry_delay_s(errand.failures)
-            quiet.warning(type(error).__name__, "batches were not closed, trying again: %s", error)
+            expected = isinstance(error, PenstockError)
+            quiet.warning(
+                type(error).__name__,
+                "batches were not closed, trying again: %s",
+                error,
+                exc_info=None if expected else error,
+            )
         else:
             errand.failures = 0
             errand.next_at = time.monotonic() + wait_s

@@ -10,6 +10,7 @@ import msgspec
 
 from penstock.app import Penstock
 from penstock.delivery.payloads import show_bytes
+from penstock.delivery.retries import MOST_ATTEMPTS
 from penstock.errors import InvalidJob
 from penstock.inspector.queues import known_facts
 from penstock.interfaces.cli.administer import server_ms, with_app
@@ -44,7 +45,9 @@ def job() -> None:
 @job_options
 @click.option("--job-id", help="The job's id.")
 @click.option("--idempotency-key", help="Do not add it twice, and keep a record of it.")
-@click.option("--max-attempts", type=click.IntRange(1, 1_000), help="Attempts before it fails.")
+@click.option(
+    "--max-attempts", type=click.IntRange(1, MOST_ATTEMPTS), help="Attempts before it fails."
+)
 @header_option
 @json_option
 @pass_settings
