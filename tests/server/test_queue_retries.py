@@ -9,6 +9,7 @@ import pytest
 from tests.workplace import claim_as, counters, in_hand, letters, record
 
 from penstock import DeadLetter, Exponential, Fixed, Retry, RetryPolicy, current_job
+from penstock.queues.items import Meta, task_item
 from penstock.testing.eventually import eventually
 from penstock.testing.queues import clock
 
@@ -326,3 +327,39 @@ async def test_many_jobs_that_are_due_at_once_are_all_run(workplace):
     await eventually(lambda: len(ran) == 1_000, within_s=10)
     assert sorted(ran) == list(range(1_000))
     assert await app.redis.call("EXISTS", note.queue.keyring.delayed_bodies) == 0
+
+
+@pytest.mark.parametrize("limit", [999, 1_000, 1_001])
+async def test_a_job_has_as_many_attempts_as_its_policy_allows(workplace, limit):
+    app, starts = await workplace.open(), []
+
+    @app.task(queue="mail", retry=RetryPolicy(max_attempts=3, backoff=Fixed(0)))
+    async def fail() -> None:
+        starts.append(current_job().attempt)
+        raise LookupError
+
+    queue = fail.queue
+    begun = Meta(attempts=limit - 3, max_attempts=limit)  # those before are not worth the time
+    item = task_item(app.codec, id="j", task=fail.name, args=b"[]", kwargs=b"{}", meta=begun)
+    await app.redis.call("RPUSH", queue.keyring.waiting, item)
+    await workplace.start(app)
+    (letter,) = await eventually(lambda: letters(queue))
+    assert starts == [limit - 2, limit - 1, limit]
+    assert (json.loads(letter)["attempt_count"], json.loads(letter)["reason"]) == (
+        *(limit, "exhausted"),
+    )
+
+
+@pytest.mark.torture
+async def test_a_policy_of_more_than_a_thousand_attempts_ends(workplace):
+    app, starts = await workplace.open(), []
+
+    @app.task(queue="mail", retry=RetryPolicy(max_attempts=1_005, backoff=Fixed(0)))
+    async def fail() -> None:
+        starts.append(current_job().attempt)
+        raise LookupError
+
+    await fail.send()
+    await workplace.start(app)
+    await eventually(lambda: letters(fail.queue), within_s=60)
+    assert starts == list(range(1, 1_006))

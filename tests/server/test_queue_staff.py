@@ -6,6 +6,7 @@ import pytest
 from tests.workplace import counters, in_hand, letters, record, stored
 
 from penstock import ConfigError, current_job
+from penstock.queues.options import Admission
 from penstock.testing.eventually import eventually
 
 
@@ -145,3 +146,39 @@ async def test_what_a_stopping_worker_cuts_runs_elsewhere_and_is_not_charged(wor
     await workplace.start(app)
     assert await job.result(timeout=5) == "at last"
     assert attempts == [1, 1]
+
+
+class BrokenGate:
+    """A gate of the program's own, with a bug."""
+
+    def __init__(self):
+        self.is_broken = True
+
+    async def admit(self, queue, wanted):
+        if self.is_broken:
+            raise ZeroDivisionError("in the gate")
+        return Admission(wanted)
+
+    async def give_back(self, queue, unused): ...
+
+
+async def test_a_consumer_that_fails_is_started_again_beside_the_others(workplace):
+    app, ran, gate = await workplace.open(), [], BrokenGate()
+    app.queue("mail", gate=gate)
+    for name in ("mail", "reports"):
+
+        @app.task(queue=name, name=f"note.{name}")
+        def note(queue: str) -> None:  # in a thread: the consumer needs new ones later
+            ran.append(queue)
+
+    await app.send("note.mail", ("mail",), queue="mail")
+    await app.send("note.reports", ("reports",), queue="reports")
+    worker = workplace.begin(app)
+    await eventually(lambda: ran == ["reports"])
+    failure = "queue mail failed: ZeroDivisionError: in the gate"
+    await eventually(lambda: failure in worker.readiness().reasons)
+    gate.is_broken = False
+    await eventually(lambda: ran == ["reports", "mail"], within_s=20)
+    await app.send("note.mail", ("again",), queue="mail")
+    await eventually(lambda: ran[2:] == ["again"])
+    assert worker.failures == []
