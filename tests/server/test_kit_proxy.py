@@ -307,6 +307,105 @@ def test_the_end_of_the_server_reaches_the_client(start_server, fault_proxy):
     assert _ping_anew(proxy) == "PONG"
 
 
+# ---- one side only
+
+
+def _blocked(server: ServerProcess) -> bool:
+    return any("cmd=blpop" in line for line in server.command("CLIENT", "LIST").splitlines())
+
+
+def _block(client: RespClient, server: ServerProcess) -> None:
+    client.send("BLPOP", "list", 0)
+    wait_until(lambda: _blocked(server), what="a client that waits")
+
+
+@pytest.mark.parametrize("reset", [True, False])
+def test_a_cut_of_the_clients_side_leaves_the_server_waiting_for_it(
+    start_server, fault_proxy, reset
+):
+    server = start_server("valkey")
+    proxy = fault_proxy(server)
+    with RespClient(proxy.address) as client:
+        _block(client, server)
+        proxy.cut(reset=reset, side="client")
+        with pytest.raises(ConnectionError):
+            client.receive()
+    assert _blocked(server)
+    server.command("RPUSH", "list", "one")
+    assert server.command("LLEN", "list") == 0  # it went to a client that is gone
+    assert _ping_anew(proxy) == "PONG"
+
+
+def test_an_end_can_come_late_to_the_other_side(start_server, fault_proxy):
+    server = start_server("valkey")
+    proxy = fault_proxy(server)
+    with RespClient(proxy.address) as client:
+        _block(client, server)
+        proxy.cut(side="client", keep_s=0.3)
+        assert _blocked(server)
+        wait_until(lambda: not _blocked(server), what="the late end")
+
+
+def test_requests_that_had_left_still_arrive_after_a_cut_of_the_clients_side(
+    proxy, client, namespace, valkey_server
+):
+    proxy.latency(0.2, way="to_server")
+    client.send("SET", f"{namespace}:key", "late")
+    wait_until(lambda: proxy.open_connections == 1, what="the connection")
+    time.sleep(0.05)  # the proxy has the request by then
+    proxy.cut(reset=True, side="client")
+    assert valkey_server.command("GET", f"{namespace}:key") is None
+    wait_until(
+        lambda: valkey_server.command("GET", f"{namespace}:key") == "late", what="the late request"
+    )
+
+
+@pytest.mark.parametrize("reset", [True, False])
+def test_a_cut_of_the_servers_side_leaves_the_client_waiting(start_server, fault_proxy, reset):
+    server = start_server("valkey")
+    proxy = fault_proxy(server)
+    with RespClient(proxy.address) as client:
+        _block(client, server)
+        proxy.cut(reset=reset, side="server")
+        wait_until(lambda: not _blocked(server), what="the end at the server")
+        assert _is_silent(client)
+        client.send("SET", "key", "vanishes")
+        assert _is_silent(client)
+    assert server.command("GET", "key") is None
+
+
+def test_bytes_vanish_in_one_direction_while_the_connection_stays(
+    proxy, client, namespace, valkey_server
+):
+    key = f"{namespace}:key"
+    client.call("PING")
+    proxy.drop(way="to_client")
+    client.send("SET", key, "done")
+    assert _is_silent(client)
+    assert valkey_server.command("GET", key) == "done"
+    with RespClient(proxy.address) as other:
+        other.call("PING")
+        proxy.drop(way="to_server")
+        other.send("SET", key, "vanishes")
+        assert _is_silent(other)
+    assert valkey_server.command("GET", key) == "done"
+    assert _ping_anew(proxy) == "PONG"
+    proxy.heal()  # what vanished does not come back
+    assert _is_silent(client)
+
+
+def test_faults_can_be_kept_to_connections_by_their_latest_command(proxy, client, namespace):
+    with RespClient(proxy.address) as other:
+        client.call("GET", namespace)
+        other.call("PING")
+        proxy.cut(reset=True, side="client", command="GET")
+        with pytest.raises(ConnectionError):
+            client.receive()
+        assert other.call("PING") == "PONG"
+        proxy.drop(way="to_client", command="get")
+        assert other.call("PING") == "PONG"
+
+
 async def test_switches_turn_inside_a_running_loop(proxy, client):
     proxy.answer("PING", "+instead")
     assert client.call("PING") == "instead"

@@ -183,6 +183,73 @@ async def test_a_heartbeat_that_arrives_after_the_farewell_makes_no_member(desk)
     assert await desk.client.call("EXISTS", members, info) == 0
 
 
+# ---- a new fence under the same epoch
+
+
+async def test_a_read_that_waits_gets_nothing_once_its_owner_has_a_new_fence(desk):
+    await desk.open()
+    epoch = await desk.acquire("anna")
+    command = desk.read_command(epoch, 10, block_ms=5_000)
+    waiting = asyncio.create_task(desk.client.call(*command, role=Role.QUEUE, timeout_s=10))
+    await eventually(lambda: has_blocked_client(desk))
+    assert await desk.refence(epoch, epoch + 1)
+    ids = await desk.add(1)
+    with pytest.raises(CommandRefused, match=r"NOGROUP|UNBLOCKED"):
+        await waiting
+    assert await desk.pending(epoch) == []
+    assert await desk.read(epoch + 1) == ids
+    assert await desk.settle(epoch, ids) == 1  # all other words are still valid
+
+
+async def test_a_new_fence_on_a_cluster(desk_on_cluster):
+    desk = desk_on_cluster
+    ids = await desk.open(1)
+    epoch = await desk.acquire("anna")
+    assert await desk.refence(epoch, epoch + 1)
+    with pytest.raises(CommandRefused, match="NOGROUP"):
+        await desk.read(epoch)
+    assert await desk.read(epoch + 1) == ids
+
+
+async def test_an_old_fence_does_not_come_back(desk):
+    """Calls that were held up on their way arrive late, and in any order."""
+    await desk.open(1)
+    epoch = await desk.acquire("anna")
+    for number in (epoch + 1, epoch + 2):
+        assert await desk.refence(epoch, number)
+    await desk.client.call("DEL", desk.keys.fence(GROUP, epoch + 2))
+    assert await desk.refence(epoch, epoch + 1)
+    assert await desk.renew(epoch)
+    for number in (epoch, epoch + 1):
+        with pytest.raises(CommandRefused, match="NOGROUP"):
+            await desk.read(number)
+    assert len(await desk.read(epoch + 2)) == 1
+    assert await desk.client.call("PTTL", desk.keys.fence(GROUP, epoch + 2)) > 0
+
+
+@pytest.mark.parametrize("loss", ["taken over", "given up", "reset", "deleted"])
+async def test_the_latest_fence_falls_with_the_ownership(desk, loss):
+    await desk.open(1)
+    epoch = await desk.acquire("anna")
+    await desk.refence(epoch, epoch + 1)
+    await desk.expire()
+    if loss == "taken over":
+        assert await desk.acquire("ben") > epoch + 1
+    elif loss == "given up":
+        await desk.release(epoch, [])
+        assert await desk.acquire("ben") > epoch + 1
+    elif loss == "reset":
+        await desk.reset("0")
+    else:
+        await desk.drop()
+        assert await desk.client.call("EXISTS", desk.keys.epochs) == 0
+    with pytest.raises(CommandRefused, match="NOGROUP"):
+        await desk.read(epoch + 1)
+    before = await desk.stored()
+    assert not await desk.refence(epoch, epoch + 2)
+    assert await desk.stored() == before
+
+
 # ---- repeats
 
 
@@ -334,6 +401,7 @@ async def test_a_full_server_drains(full):
     await full.read(first, 5)
     await full.fill()
     assert await full.renew(first)
+    assert await full.refence(first, first + 1)
     assert await full.settle(first, ids[:1]) == 1
     assert await full.fail(first, ids[1:3]) > 0
     assert len(await full.due(first)) == 3

@@ -42,6 +42,12 @@ class TopicScripts(ScriptCaller):
         arguments = (group, owner, ttl_ms, fences, dead_owner)
         return await self.run("acquire", (lease, epochs), arguments)
 
+    async def refence(
+        self, *, epochs: str, group: str, epoch: int, fences: str, number: int, ttl_ms: int
+    ) -> bool:
+        """Let no read sent until now deliver a message; False if the partition is not ours."""
+        return bool(await self.run("refence", (epochs,), (group, epoch, fences, number, ttl_ms)))
+
     async def renew(
         self,
         *,

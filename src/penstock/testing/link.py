@@ -11,13 +11,16 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
-from typing import TypeAlias, cast
+from typing import Literal, TypeAlias, cast
 
 import hiredis
 
 from penstock.testing.resp import Address, FrameSplitter
 
-__all__ = ["Lane", "Link", "Rule", "RuleKind", "reset_on_close"]
+__all__ = ["Lane", "Link", "Rule", "RuleKind", "Side", "Way", "reset_on_close"]
+
+Side = Literal["client", "server"]
+Way = Literal["to_server", "to_client"]
 
 _CHUNK = 65_536
 _CHUNKS_HELD = 64  # beyond them the sender feels back-pressure, as with full socket buffers
@@ -107,6 +110,38 @@ class Link:
         self._owed: deque[Rule | None] = deque()  # one entry per reply the client waits for
         self._opaque = False
         self._seen_any = False
+        self._latest: list[bytes] = []
+        self._mute: set[Way] = set()
+        """Directions in which bytes vanish, for the rest of the connection."""
+        self._cut_side: Side | None = None
+        self._keep_s = 0.0
+
+    def last_sent(self, command: str | None) -> bool:
+        """Whether the latest request was this command (None: any)."""
+        words = [] if command is None else command.upper().encode().split()
+        return [word.upper() for word in self._latest[: len(words)]] == words
+
+    def drop(self, way: Way) -> None:
+        """Let all bytes vanish in one direction from now on; the connection stays open."""
+        self._mute.add(way)
+
+    async def cut_side(self, side: Side, *, reset: bool, keep_s: float) -> None:
+        """End the connection on one side only; the other side learns of it after `keep_s`.
+
+        Requests that had come before still pass. Replies, and what the other side sends from now
+        on, vanish.
+        """
+        if len(self._writers) <= 1 or self._cut_side is not None:
+            return
+        self._cut_side, self._keep_s = side, keep_s
+        self._mute.add("to_client")
+        if side == "server":
+            self._mute.add("to_server")
+        writer = self._writers[0 if side == "client" else 1]
+        _close(writer, reset=reset)
+        with contextlib.suppress(OSError):
+            async with asyncio.timeout(_CLOSE_TIMEOUT_S):
+                await writer.wait_closed()
 
     async def run(self, upstream: Address) -> None:
         """Pass bytes both ways until both sides have ended, or one was reset."""
@@ -134,13 +169,7 @@ class Link:
     def end(self, *, reset: bool) -> None:
         """End both connections, orderly or by a reset; a second end changes nothing."""
         for writer in self._writers:
-            if writer.is_closing():  # to close a TLS transport twice is to lose hold of it
-                continue
-            if reset:
-                reset_on_close(writer.get_extra_info("socket"))
-                writer.transport.abort()
-            else:
-                writer.close()
+            _close(writer, reset=reset)
 
     async def wait_ended(self) -> None:
         """Return when all is closed, which a silent peer cannot hold up for long.
@@ -164,18 +193,30 @@ class Link:
                 # Wakes the other side, which gives the answer that no server will.
                 await replies.put((_now() + self._to_client.latency_s, b""))
         await self._write(server, self._to_server, self._requests.rest())
-        _end_of_stream(server)
+        await self._end_of_stream(server)
 
     async def _send_replies(self, queue: Timed, client: asyncio.StreamWriter) -> None:
         while (data := await _take(queue, self._to_client)) is not None:
             passing, cut = self._returned(data)
             await self._write(client, self._to_client, passing, cut=cut)
         await self._write(client, self._to_client, self._replies.rest())
-        _end_of_stream(client)
+        await self._end_of_stream(client)
+
+    async def _end_of_stream(self, writer: asyncio.StreamWriter) -> None:
+        if self._cut_side is not None:
+            await asyncio.sleep(self._keep_s)
+        if writer.is_closing():
+            return
+        if writer.can_write_eof():
+            writer.write_eof()
+        else:  # TLS knows no half-closed connection
+            writer.close()
 
     async def _write(
         self, writer: asyncio.StreamWriter, lane: Lane, data: bytes, *, cut: bool = False
     ) -> None:
+        if ("to_server" if lane is self._to_server else "to_client") in self._mute:
+            return
         passing, worn_out = lane.admit(data)
         size = 1 if lane.bytewise else max(len(passing), 1)
         for start in range(0, len(passing), size):
@@ -194,7 +235,7 @@ class Link:
             return data, False
         passing: list[bytes] = []
         for frame in self._requests.feed(data):
-            words = _words(frame)
+            self._latest = words = _words(frame)
             rule = next((rule for rule in list(self._rules) if words and rule.takes(words)), None)
             if rule is not None and rule.kind is RuleKind.CUT:
                 rule.hits += 1
@@ -269,10 +310,13 @@ async def _take(queue: Timed, lane: Lane) -> bytes | None:
     return data
 
 
-def _end_of_stream(writer: asyncio.StreamWriter) -> None:
-    if writer.can_write_eof():
-        writer.write_eof()
-    else:  # TLS knows no half-closed connection
+def _close(writer: asyncio.StreamWriter, *, reset: bool) -> None:
+    if writer.is_closing():  # to close a TLS transport twice is to lose hold of it
+        return
+    if reset:
+        reset_on_close(writer.get_extra_info("socket"))
+        writer.transport.abort()
+    else:
         writer.close()
 
 

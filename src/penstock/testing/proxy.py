@@ -6,6 +6,8 @@
         proxy.swallow("XADD")                    # the server does it, the client never hears of it
         proxy.answer("SET", REFUSALS["OOM"])     # the server never hears of it
         proxy.cut(reset=True)
+        proxy.cut(reset=True, side="client")     # the server goes on as if nothing had happened
+        proxy.drop(way="to_client")              # replies vanish, the connection stays
         proxy.heal()
 
 It runs on an event loop in a thread of its own, so tests with and without a loop can use it. A
@@ -16,6 +18,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import shutil
 import socket
 import ssl
@@ -23,9 +26,9 @@ import threading
 import time
 from collections.abc import Coroutine
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
-from penstock.testing.link import Lane, Link, Rule, RuleKind, reset_on_close
+from penstock.testing.link import Lane, Link, Rule, RuleKind, Side, Way, reset_on_close
 from penstock.testing.resp import Address
 from penstock.testing.servers import free_port, short_folder
 from penstock.testing.startable import Startable
@@ -35,7 +38,6 @@ __all__ = ["FaultProxy"]
 _CALL_TIMEOUT_S = 10.0
 
 T = TypeVar("T")
-Way = Literal["to_server", "to_client"]
 
 
 class FaultProxy(Startable):
@@ -136,9 +138,33 @@ class FaultProxy(Startable):
         """Let the system refuse new connections: ECONNREFUSED, which nobody can count."""
         self._on_loop(self._stop_listening())
 
-    def cut(self, *, reset: bool = False) -> None:
-        """End all connections now: an orderly end, or a reset."""
-        self._on_loop(self._cut(reset=reset))
+    def cut(
+        self,
+        *,
+        reset: bool = False,
+        side: Side | None = None,
+        keep_s: float = math.inf,
+        command: str | None = None,
+    ) -> None:
+        """End connections now: an orderly end, or a reset.
+
+        With `side` only that side ends, as when a middlebox forgets a connection: the proxy keeps
+        the other one open for `keep_s` (an end that comes late), or until it is closed itself. What
+        is sent into the open side vanishes, except requests that the proxy had already received.
+
+        With `command` it befalls only connections whose latest request was this command.
+        """
+        if side is None:
+            self._on_loop(self._cut(reset=reset, command=command))
+        else:
+            self._on_loop(self._cut_side(side, command, reset=reset, keep_s=keep_s))
+
+    def drop(self, *, way: Way, command: str | None = None) -> None:
+        """Let all bytes vanish that way, on the connections that are open now and for good.
+
+        Both sides believe that these connections are fine; new ones are. `command` as in `cut`.
+        """
+        self._on_loop(self._drop(way, command))
 
     def swallow(self, command: str, *, times: int | None = 1) -> Rule:
         """Let the server carry out `command`, drop its reply and reset the connection.
@@ -211,8 +237,20 @@ class FaultProxy(Startable):
             lane.heal()
         await self._listen()
 
-    async def _cut(self, *, reset: bool) -> None:
-        links, tasks = list(self._links), list(self._links.values())
+    async def _cut_side(
+        self, side: Side, command: str | None, *, reset: bool, keep_s: float
+    ) -> None:
+        links = [link for link in self._links if link.last_sent(command)]
+        await asyncio.gather(*(link.cut_side(side, reset=reset, keep_s=keep_s) for link in links))
+
+    async def _drop(self, way: Way, command: str | None) -> None:
+        for link in self._links:
+            if link.last_sent(command):
+                link.drop(way)
+
+    async def _cut(self, *, reset: bool, command: str | None = None) -> None:
+        links = [link for link in self._links if link.last_sent(command)]
+        tasks = [self._links[link] for link in links]
         for link in links:
             link.end(reset=reset)
         for task in tasks:

@@ -47,7 +47,9 @@ class Claim:
     ) -> None:
         self.source, self.owner, self.epoch, self.ttl_s = source, owner, epoch, ttl_s
         self.keys: PartitionKeys = client.keys.partition(source.topic, source.partition)
-        self.fence = self.keys.fence(source.group, epoch)
+        self._first_fence = self.fence = self.keys.fence(source.group, epoch)
+        """The stream beside the partition's own that every read names."""
+        self._fence_number = epoch
         self._scripts = client.scripts
         self._lease = self.keys.lease(source.group)
         self._retry = self.keys.retry(source.group)
@@ -58,7 +60,7 @@ class Claim:
         held = await (scripts or self._scripts).renew(
             lease=self._lease,
             epochs=self.keys.epochs,
-            fence=self.fence,
+            fence=self._first_fence,
             group=self.source.group,
             owner=self.owner,
             epoch=self.epoch,
@@ -67,12 +69,32 @@ class Claim:
         if not held:
             raise self._lost()
 
+    async def refence(self) -> None:
+        """Let no read that was sent until now deliver anything, on whichever connection it went.
+
+        The server's side of a connection may live on without us: a read that waits there, or is
+        still on its way, would take messages that nobody gets to see.
+        """
+        number = self._fence_number + 1
+        held = await self._scripts.refence(
+            epochs=self.keys.epochs,
+            group=self.source.group,
+            epoch=self.epoch,
+            fences=self.keys.fence(self.source.group, 0).removesuffix("0"),
+            number=number,
+            ttl_ms=round(self.ttl_s * 1000),
+        )
+        if not held:
+            raise self._lost()
+        self._fence_number = number
+        self.fence = self.keys.fence(self.source.group, number)
+
     async def release(self, unbegun: Sequence[bytes]) -> None:
         """Give the partition up. No attempt is charged for what was fetched but not begun."""
         await self._scripts.release(
             lease=self._lease,
             epochs=self.keys.epochs,
-            fence=self.fence,
+            fence=self._first_fence,
             stream=self.keys.stream,
             group=self.source.group,
             owner=self.owner,

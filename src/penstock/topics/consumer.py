@@ -107,6 +107,9 @@ class Consumer(Service):
         for reader in self._readers.values():
             if reader.trouble:
                 return f"consumer {self.name} {reader.trouble}"
+        for held in self._serving:
+            if held.strayed.is_set():
+                return f"consumer {self.name}: {held}: looks for messages that did not arrive"
         return self._trouble and f"consumer {self.name}: {self._trouble}"
 
     @property
@@ -133,7 +136,9 @@ class Consumer(Service):
                     helpers += [
                         group.create_task(keyed.slot(number)) for number in range(keyed.slots)
                     ]
-                self._recovery = Recovery(work, self._runner, barriers, self._readable)
+                self._recovery = Recovery(
+                    work, self._runner, barriers, self._readable, self._reads_ended
+                )
                 self._ownership = Ownership(
                     self._client,
                     self.topic.name,
@@ -312,6 +317,10 @@ class Consumer(Service):
     async def _readable(self, held: Held) -> None:
         """Read new messages of a partition, now that all earlier ones are queued."""
         await self._reader_of(held).look_again()
+
+    async def _reads_ended(self, held: Held) -> None:
+        """Wait until no read is under way that names a partition which is not to be read now."""
+        await self._reader_of(held).leave_out(held)
 
     def _note(self, error: PenstockError) -> None:
         self._trouble = str(error)

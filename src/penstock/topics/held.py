@@ -18,10 +18,11 @@ from penstock.quiet import RateLimitedLog
 from penstock.redis.scripts import Scripts
 from penstock.runtime.backoff import retry_delay_s
 from penstock.topics.claim import Claim, Left
+from penstock.topics.looking import id_numbers
 from penstock.topics.message import Message
 from penstock.topics.room import Room
 
-__all__ = ["Counts", "Held", "Item"]
+__all__ = ["Counts", "Held", "Item", "entry_id"]
 
 logger = logging.getLogger(__name__)
 quiet = RateLimitedLog(logger)
@@ -49,6 +50,8 @@ class Counts:
     leases_lost: int = 0
     vanished: int = 0
     """Messages that were trimmed away while they were pending."""
+    strays: int = 0
+    """Messages whose delivery was lost on its way here, found again and handled."""
 
 
 class Held:
@@ -57,7 +60,7 @@ class Held:
     def __init__(self, claim: Claim, counts: Counts, room: Room) -> None:
         self.source = claim.source
         self.claim = claim
-        self.stream, self.fence = claim.keys.stream, claim.fence
+        self.stream = claim.keys.stream
         self.queue: deque[list[Item]] = deque()
         """Chunks that were read and not yet handled."""
         self.buffered = 0
@@ -112,6 +115,10 @@ class Held:
     def epoch(self) -> int:
         return self.claim.epoch
 
+    @property
+    def fence(self) -> str:
+        return self.claim.fence
+
     # ---- reading
 
     def put(self, chunk: list[Item]) -> None:
@@ -120,6 +127,21 @@ class Held:
         self.buffered += len(chunk)
         self._room.take(len(chunk))
         self.arrived.set()
+
+    def put_strays(self, strays: list[Item]) -> None:
+        """Queue messages that come late: before those in the queue that were sent after them."""
+        first = id_numbers(entry_id(self.queue[0][0])) if self.queue else (0, 0)
+        early = [one for one in strays if id_numbers(entry_id(one)) < first]
+        if early:
+            self.put(early)
+            self.queue.rotate(1)
+        if len(early) < len(strays):
+            self.put(strays[len(early) :])
+
+    def suspect_strays(self) -> None:
+        """Read no further before it is known whether messages were delivered and did not arrive."""
+        self.readable = False
+        self.strayed.set()
 
     async def next_chunk(self) -> list[Item] | None:
         """Return the next chunk, or None when nothing more is to be begun."""
@@ -219,6 +241,10 @@ class Held:
         if not self._released:  # a renewal that comes after the release is refused, too
             self.lose()
 
+    async def refence(self) -> None:
+        """Let no read that was sent until now deliver anything."""
+        await self.surely("fence reads off", self.claim.refence)
+
     async def release(self, unbegun: Sequence[bytes]) -> None:
         """Give the partition up. No attempt is charged for what was fetched but not begun."""
         self._released = True
@@ -233,6 +259,10 @@ class Held:
         else:
             self.finished.append(id_)
         self._wake.set()
+
+    def retrying_ids(self) -> set[bytes]:
+        """Failed messages that wait for their time, as far as this owner knows of them."""
+        return {id_ for _, id_ in self._retry_times}
 
     def unsettled_ids(self) -> set[bytes]:
         return self.unsettled.union(self.finished, self._finished_after_failure)
@@ -313,3 +343,8 @@ class Held:
             except TopicMissing:
                 self.lose()
         return None
+
+
+def entry_id(item: Item) -> bytes:
+    """The id of a message in its stream."""
+    return item.entry_id if isinstance(item, Message) else item[0]

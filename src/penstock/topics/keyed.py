@@ -46,6 +46,7 @@ class KeyedRunner:
         self._lines: dict[Held, dict[bytes, Line]] = {}
         self._active: dict[Held, int] = {}
         self._unbegun: dict[Held, list[Item]] = {}
+        self._behind_marker: dict[Held, list[Item]] = {}
         self._waiting: dict[Line, asyncio.TimerHandle] = {}
         self._emptied = asyncio.Event()
         self._handled, self._since = 0, time.monotonic()
@@ -68,6 +69,7 @@ class KeyedRunner:
         lines = {*self._ready, *self._waiting, *self._running, *self._lines[held].values()}
         return [
             *self._unbegun[held],
+            *self._behind_marker.get(held, ()),
             *(item for line in lines if line and line.held is held for item in line.items),
         ]
 
@@ -77,7 +79,7 @@ class KeyedRunner:
         self._ready.extend(kept)
         for line in [line for line in self._waiting if line.held is held]:
             self._waiting.pop(line).cancel()
-        for known in (self._lines, self._active, self._unbegun):
+        for known in (self._lines, self._active, self._unbegun, self._behind_marker):
             known.pop(held, None)
 
     async def _feed(self, held: Held, chunk: list[Item]) -> None:
@@ -87,11 +89,13 @@ class KeyedRunner:
             fields: Fields = item[1] if type(item) is list else _fields_of(item)
             if fields[0] == BARRIER and is_marker(fields):
                 self._wake()
+                self._behind_marker[held] = chunk[place:]
                 # Not `_until`: a retry may be due in an hour, a stop is not to wait for it.
                 while self._active[held] and await held.wait_open(_LOOK_EVERY_S):
                     pass
                 await self._work.special(held, item)
                 held.drop(1)
+                self._behind_marker.pop(held, None)
                 if held.closing:
                     self._unbegun[held] += chunk[place:]
                     break

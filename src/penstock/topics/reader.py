@@ -8,7 +8,13 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 
-from penstock.errors import CommandRefused, PermissionRefused, PoolExhausted, ServerError
+from penstock.errors import (
+    CommandRefused,
+    OutcomeUnknown,
+    PermissionRefused,
+    PoolExhausted,
+    ServerError,
+)
 from penstock.quiet import RateLimitedLog
 from penstock.redis.client import Client
 from penstock.redis.keys import key_slot
@@ -25,8 +31,10 @@ __all__ = ["Reader"]
 logger = logging.getLogger(__name__)
 quiet = RateLimitedLog(logger)
 
-# Beyond the server's own limit for a blocking read, the reply may be this much on its way.
-_MARGIN_S = 5.0
+# Beyond the server's own limit for a blocking read, the reply may be this much on its way: more on
+# a connection that turns out to be slow.
+_LEAST_MARGIN_S, _MOST_MARGIN_S = 0.5, 5.0
+_MARGIN_PER_DELAY = 4
 _UNBLOCK_AGAIN_S = 0.05
 _LEAST_BLOCK_S = 0.05
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.002, 0.05
@@ -61,6 +69,7 @@ class Reader:
         self._fetch = client.settings.topics.fetch
         self.trouble: str | None = None
         self._refusals = 0
+        self._margin_s = _LEAST_MARGIN_S
         self._turn = 0
         self._asked: Sequence[Held] = ()
         """Partitions that the read under way names."""
@@ -84,8 +93,8 @@ class Reader:
                 self._refusals += 1
                 self.trouble = f"cannot read: {error}"
                 quiet.warning(f"{self._group} read", "group %s cannot read: %s", self._group, error)
-                self._suspect_strays()
-                await asyncio.sleep(retry_delay_s(self._refusals))
+                if self._refusals > 1:
+                    await asyncio.sleep(retry_delay_s(self._refusals - 1))
 
     async def look_again(self) -> None:
         """Partitions came, or there is room: do not wait for a read that does not know."""
@@ -123,25 +132,43 @@ class Reader:
                 await self._read(wire, helds, count)
                 self._refusals, self.trouble = 0, None
             else:
+                if not self._helds():
+                    self.trouble = None
                 await self._room.changed()
 
     async def _read(self, wire: Wire, helds: Sequence[Held], count: int) -> None:
         streams = [held.stream for held in helds]
         fences = [held.fence for held in helds]
+        block_s = self._block_s(helds)
         command: tuple[Argument, ...] = (
             *("XREADGROUP", "GROUP", self._group, CONSUMER, "COUNT", count),
-            *("BLOCK", max(1, round(self._block_s(helds) * 1000)), "STREAMS", *streams, *fences),
+            *("BLOCK", max(1, round(block_s * 1000)), "STREAMS", *streams, *fences),
             *([">"] * (2 * len(helds))),
         )
         self._asked = helds
+        began = time.monotonic()
         try:
-            reply = await wire.call(*command, timeout_s=self._poll_s + _MARGIN_S)
-            self._hand_out(reply or (), helds)
+            reply = await wire.call(*command, timeout_s=block_s + self._margin_s)
+            if reply:
+                self._hand_out(reply, helds)
+            else:
+                self._note_delay(time.monotonic() - began - block_s)
         except CommandRefused as error:
             await self._refused(error, helds)
+        except OutcomeUnknown:
+            if time.monotonic() - began >= block_s + self._margin_s:
+                self._margin_s = min(2 * self._margin_s, _MOST_MARGIN_S)
+            for held in helds:
+                held.suspect_strays()
+            raise
         finally:
             self._asked = ()
             self._answered.set()
+
+    def _note_delay(self, delay_s: float) -> None:
+        """Learn from a read that waited in vain how long replies are on their way."""
+        margin_s = max(_LEAST_MARGIN_S, _MARGIN_PER_DELAY * delay_s)
+        self._margin_s = min(margin_s, _MOST_MARGIN_S)
 
     def _block_s(self, helds: Sequence[Held]) -> float:
         """How long to wait for messages.
@@ -175,7 +202,9 @@ class Reader:
         try:
             replies = await self._client.pipeline(commands)
             for held, reply in zip(helds, replies, strict=True):
-                if not isinstance(reply, ServerError):
+                if isinstance(reply, OutcomeUnknown):
+                    held.suspect_strays()
+                elif not isinstance(reply, ServerError):
                     self._hand_out(reply or (), [held])
             for held, reply in zip(helds, replies, strict=True):
                 if isinstance(reply, CommandRefused):
@@ -219,10 +248,3 @@ class Reader:
             if f"'{held.stream}'" in str(error) and not held.lost:
                 held.group_gone()
         await asyncio.sleep(_FIRST_PAUSE_S)
-
-    def _suspect_strays(self) -> None:
-        """A read whose answer was lost may have delivered messages: they are looked for first."""
-        for held in self._helds():
-            if held.readable:
-                held.readable = False
-                held.strayed.set()

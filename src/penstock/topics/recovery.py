@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from functools import partial
 from typing import Protocol
 
+from penstock.quiet import RateLimitedLog
 from penstock.topics.barrier import Barriers
 from penstock.topics.claim import Left
-from penstock.topics.held import Held, Item
-from penstock.topics.message import Message
+from penstock.topics.held import Held, Item, entry_id
 from penstock.topics.work import Work
 
 __all__ = ["Recovery"]
+
+quiet = RateLimitedLog(logging.getLogger(__name__))
 
 _PAGE = 200
 _MOST_QUEUED = 1_000
@@ -39,8 +41,10 @@ class Recovery:
         runner: Runner,
         barriers: Barriers,
         ready: Callable[[Held], Awaitable[None]],
+        reads_ended: Callable[[Held], Awaitable[None]],
     ) -> None:
         self._work, self._runner, self._barriers, self._ready = work, runner, barriers, ready
+        self._reads_ended = reads_ended
         self._in_order = work.subscription.keeps_retries_in_order
 
     async def feed(self, held: Held) -> None:
@@ -50,15 +54,14 @@ class Recovery:
         """
         if not await self._barriers.passed_all_before(held):
             return
-        await self._queue_pending(held, self._taken_over)
+        await self._queue_pending(held, self._taken_over, held.put)
         while not held.closing:
             held.strayed.clear()
             held.readable = True
             await held.surely("read on", lambda: self._ready(held))
             await held.strayed.wait()
             if not held.closing:
-                known = self._known(held)
-                await self._queue_pending(held, partial(_stray, known))
+                await self._queue_strays(held)
 
     async def retries(self, held: Held) -> None:
         """Queue failed messages again when they are due, until the partition closes."""
@@ -85,13 +88,38 @@ class Recovery:
                 async with asyncio.timeout(rest):
                     await held.retries_changed.wait()
 
-    async def _queue_pending(self, held: Held, make: Callable[[Held, Left], Item | None]) -> None:
+    async def _queue_strays(self, held: Held) -> None:
+        """Queue messages that were delivered and never arrived here.
+
+        First every read that may still deliver is fenced off, else it could do so after this look;
+        and what reads have brought is in hand. So the order stays, and nothing comes twice.
+        """
+        await held.refence()
+        await held.surely("read on", lambda: self._reads_ended(held))
+        known, before = self.in_hand(held), self._work.counts.strays
+        await self._queue_pending(
+            held, lambda _, left: self._stray(held, left, known), held.put_strays
+        )
+        if found := self._work.counts.strays - before:
+            quiet.warning(
+                f"{held} strays",
+                "%s: %d messages were delivered but did not arrive; they are handled now",
+                held,
+                found,
+            )
+
+    async def _queue_pending(
+        self,
+        held: Held,
+        make: Callable[[Held, Left], Item | None],
+        put: Callable[[list[Item]], None],
+    ) -> None:
         start = "-"
         while not held.closing:
             page = await held.pending(start, _PAGE)
             items = [item for left in page if (item := make(held, left)) is not None]
             if items:
-                held.put(items)
+                put(items)
             if len(page) < _PAGE:
                 return
             start = f"({page[-1].id.decode()}"
@@ -110,16 +138,18 @@ class Recovery:
                 held.waits[left.id] = left.wait_ms / 1000
         return message
 
-    def _known(self, held: Held) -> set[bytes]:
+    def in_hand(self, held: Held) -> set[bytes]:
         """Ids in our hands. Taken before the server is asked: what ends meanwhile is in it."""
-        known = held.unsettled_ids() | held.returning | set(held.history)
+        known = held.unsettled_ids() | held.returning | set(held.history) | held.retrying_ids()
         for chunk in (*held.queue, self._runner.left(held)):
-            known.update(item.entry_id if isinstance(item, Message) else item[0] for item in chunk)
+            known.update(map(entry_id, chunk))
         return known
 
-
-def _stray(known: set[bytes], _: Held, left: Left) -> Item | None:
-    """Make a first delivery of a message whose first delivery did not arrive."""
-    if left.id in known or left.wait_ms or not left.fields:
-        return None
-    return [left.id, left.fields]
+    def _stray(self, held: Held, left: Left, known: set[bytes]) -> Item | None:
+        """Make a first delivery of a message whose first delivery did not arrive."""
+        if left.id in known or left.wait_ms:
+            return None
+        if not left.fields:
+            return self._work.recovered(held, left)  # notes that it was trimmed away
+        self._work.counts.strays += 1
+        return [left.id, left.fields]

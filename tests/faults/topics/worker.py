@@ -129,7 +129,7 @@ class Diary:
             victim=self._recorder.actor,
             group=source.group,
             partition=source.partition,
-            fence=int(held.fence.rpartition(":")[2]),
+            fence=held.epoch,
         )
 
 

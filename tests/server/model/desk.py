@@ -80,6 +80,16 @@ class Desk:
             ttl_ms=LEASE_MS,
         )
 
+    async def refence(self, epoch: int, number: int) -> bool:
+        return await self.scripts.refence(
+            **self._keys("epochs"),
+            group=GROUP,
+            epoch=epoch,
+            fences=self._fences,
+            number=number,
+            ttl_ms=LEASE_MS,
+        )
+
     async def release(self, epoch: int, unbegun: list[str], owner: str = "anna") -> bool:
         return await self.scripts.release(
             **self._keys("lease", "epochs", "stream"),

@@ -131,7 +131,7 @@ class PartitionKeys(FamilyKeys):
 
     @property
     def epochs(self) -> str:
-        """HASH: from group to the epoch of its present or last owner."""
+        """HASH: from group to the epoch of its present or last owner; numbers of renewed fences."""
         return f"{self.root}penstock:topic:{self.home}:epochs"
 
     def fence(self, group: str, epoch: int) -> str:

@@ -3,11 +3,11 @@
 -- Flags: allow-oom  a full server must drain
 --
 -- KEYS[1]  STRING  the lease
--- KEYS[2]  HASH    epochs by group
+-- KEYS[2]  HASH    epochs by group; `<group>:fence` is the number of a fence that is not the first
 -- ARGV[1]  str     group
 -- ARGV[2]  str     who takes it
 -- ARGV[3]  int     ms for which the lease holds
--- ARGV[4]  str     what fences of this group begin with; an epoch completes the key
+-- ARGV[4]  str     what fences of this group begin with; a number completes the key
 -- ARGV[5]  str     an owner known to be dead, though its lease has not run out: the server's clock
 --                  was set back; '' for none
 --
@@ -15,7 +15,7 @@
 --           0    somebody owns it
 --          -1    the group is not registered here
 
-local epoch = redis.call('HGET', KEYS[2], ARGV[1])
+local epoch, last = unpack(redis.call('HMGET', KEYS[2], ARGV[1], ARGV[1] .. ':fence'))
 if not epoch then return -1 end
 local owner = redis.call('GET', KEYS[1])
 if owner and owner ~= ARGV[2] then
@@ -23,13 +23,10 @@ if owner and owner ~= ARGV[2] then
 end
 -- Never an epoch that was there before, even if the group, the topic or the server began anew.
 local time = redis.call('TIME')
-local next = math.max(epoch + 1, time[1] * 1000000 + time[2])
--- Before version 7 a read that waits does not notice that a key is gone, but that its group is;
--- and a full server takes further writes after one that needs no memory.
-local last = ARGV[4] .. epoch
-if redis.call('PEXPIRE', last, 1000) == 1 then
-  redis.call('XGROUP', 'DESTROY', last, ARGV[1])
-end
+local next = math.max((last or epoch) + 1, time[1] * 1000000 + time[2])
+-- Include: fences
+tear_down(ARGV[4] .. (last or epoch), ARGV[1])
+if last then redis.call('HDEL', KEYS[2], ARGV[1] .. ':fence') end
 redis.call('HSET', KEYS[2], ARGV[1], string.format('%.0f', next))
 redis.call('SET', KEYS[1], ARGV[2], 'PX', ARGV[3])
 local fence = ARGV[4] .. string.format('%.0f', next)

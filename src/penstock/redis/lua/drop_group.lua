@@ -3,13 +3,13 @@
 -- Flags: allow-oom  it frees memory
 --
 -- KEYS[1]  STREAM  the partition's messages
--- KEYS[2]  HASH    epochs by group
+-- KEYS[2]  HASH    epochs by group; `<group>:fence` is the number of a fence that is not the first
 -- KEYS[3]  HASH    from group to the id up to which all is settled
 -- KEYS[4]  STRING  the lease
 -- KEYS[5]  ZSET    the group's retries
 -- KEYS[6]  HASH    the group's failures
 -- ARGV[1]  str     group
--- ARGV[2]  str     what fences of this group begin with; an epoch completes the key
+-- ARGV[2]  str     what fences of this group begin with; a number completes the key
 --
 -- Returns  1  it was known here
 --          0  it was not
@@ -21,10 +21,10 @@ redis.call('HDEL', KEYS[3], ARGV[1])
 if redis.call('EXISTS', KEYS[1]) == 1 then
   known = redis.call('XGROUP', 'DESTROY', KEYS[1], ARGV[1])
 end
-local epoch = redis.call('HGET', KEYS[2], ARGV[1])
+local epoch, last = unpack(redis.call('HMGET', KEYS[2], ARGV[1], ARGV[1] .. ':fence'))
 if epoch then
   known = 1
-  redis.call('DEL', ARGV[2] .. epoch)
-  redis.call('HDEL', KEYS[2], ARGV[1])
+  redis.call('DEL', ARGV[2] .. (last or epoch))
+  redis.call('HDEL', KEYS[2], ARGV[1], ARGV[1] .. ':fence')
 end
 return known

@@ -3,8 +3,8 @@
 -- Flags: allow-oom  a full server must drain
 --
 -- KEYS[1]  STRING  the lease
--- KEYS[2]  HASH    epochs by group
--- KEYS[3]  STREAM  the owner's fence
+-- KEYS[2]  HASH    epochs by group; `<group>:fence` is the number of a fence that is not the first
+-- KEYS[3]  STREAM  the owner's first fence; of another one the number differs
 -- KEYS[4]  STREAM  the partition's messages
 -- ARGV[1]  str     group
 -- ARGV[2]  str     the owner
@@ -15,7 +15,8 @@
 -- Returns  1  given up
 --          0  it was not the caller's any more; nothing written
 
-if redis.call('HGET', KEYS[2], ARGV[1]) ~= ARGV[3] then return 0 end
+local epoch, number = unpack(redis.call('HMGET', KEYS[2], ARGV[1], ARGV[1] .. ':fence'))
+if epoch ~= ARGV[3] then return 0 end
 -- One call for many, since each has its price.
 local MANY = 1000
 for first = 5, #ARGV, MANY do
@@ -25,10 +26,9 @@ for first = 5, #ARGV, MANY do
   redis.call(unpack(claim))
 end
 if redis.call('GET', KEYS[1]) == ARGV[2] then redis.call('DEL', KEYS[1]) end
--- Before version 7 a read that waits does not notice that a key is gone, but that its group is.
-if redis.call('PEXPIRE', KEYS[3], 1000) == 1 then
-  redis.call('XGROUP', 'DESTROY', KEYS[3], ARGV[1])
-end
+-- Include: fences
+tear_down(number and (string.gsub(KEYS[3], '%d+$', number)) or KEYS[3], ARGV[1])
 -- The epoch ends with it: a renewal of the heartbeat thread that is still on its way is refused.
-redis.call('HSET', KEYS[2], ARGV[1], string.format('%.0f', ARGV[3] + 1))
+redis.call('HDEL', KEYS[2], ARGV[1] .. ':fence')
+redis.call('HSET', KEYS[2], ARGV[1], string.format('%.0f', (number or ARGV[3]) + 1))
 return 1

@@ -3,21 +3,21 @@
 -- Flags: allow-oom  a full server must be freed of what nobody will handle
 --
 -- KEYS[1]  STREAM  the partition's messages
--- KEYS[2]  HASH    epochs by group
+-- KEYS[2]  HASH    epochs by group; `<group>:fence` is the number of a fence that is not the first
 -- KEYS[3]  HASH    from group to the id up to which all is settled
 -- KEYS[4]  STRING  the lease
 -- KEYS[5]  ZSET    the group's retries
 -- KEYS[6]  HASH    the group's failures
 -- ARGV[1]  str     group
 -- ARGV[2]  str     id after which it reads: an id, or $ for the end
--- ARGV[3]  str     what fences of this group begin with; an epoch completes the key
+-- ARGV[3]  str     what fences of this group begin with; a number completes the key
 --
 -- Returns   1  done
 --           0  there is no such group here
 --          -1  there is no such partition
 
 if redis.call('EXISTS', KEYS[1]) == 0 then return -1 end
-local epoch = redis.call('HGET', KEYS[2], ARGV[1])
+local epoch, last = unpack(redis.call('HMGET', KEYS[2], ARGV[1], ARGV[1] .. ':fence'))
 local known = epoch
 for _, group in ipairs(redis.call('XINFO', 'GROUPS', KEYS[1])) do
   if group[2] == ARGV[1] then known = true end
@@ -31,16 +31,13 @@ if start == '$' then
     if facts[i] == 'last-generated-id' then start = facts[i + 1] end
   end
 end
--- Before version 7 a read that waits does not notice that a key is gone, but that its group is;
--- and a full server takes further writes after one that needs no memory.
-local fence = ARGV[3] .. (epoch or '0')
-if redis.call('PEXPIRE', fence, 1000) == 1 then
-  redis.call('XGROUP', 'DESTROY', fence, ARGV[1])
-end
+-- Include: fences
+tear_down(ARGV[3] .. (last or epoch or '0'), ARGV[1])
 redis.call('DEL', KEYS[4], KEYS[5], KEYS[6])
 -- What is pending goes with the old group.
 redis.call('XGROUP', 'DESTROY', KEYS[1], ARGV[1])
 redis.call('XGROUP', 'CREATE', KEYS[1], ARGV[1], start)
 redis.call('HSET', KEYS[3], ARGV[1], start)
-redis.call('HINCRBY', KEYS[2], ARGV[1], 1)
+redis.call('HDEL', KEYS[2], ARGV[1] .. ':fence')
+redis.call('HSET', KEYS[2], ARGV[1], string.format('%.0f', (last or epoch or 0) + 1))
 return 1
