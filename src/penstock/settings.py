@@ -190,6 +190,8 @@ class TopicSettings(Group):
     """How old a producer's knowledge of a topic may be."""
     janitor_s: Seconds = 10.0
     """How often retention is applied and large payloads are freed."""
+    audit_s: Annotated[float, Meta(ge=0.05, le=600)] = 5.0
+    """How often a consumer compares what is pending on the server with what it has in hand."""
     durability_s: Seconds = 5.0
     """How long a send waits for the durability that was asked for."""
 

@@ -31,6 +31,7 @@ from penstock.topics.recovery import Recovery
 from penstock.topics.retention import trim_partition
 from penstock.topics.room import Room
 from penstock.topics.runners import SerialRunner
+from penstock.topics.stray_audit import StrayAudit
 from penstock.topics.subscription import Subscription
 from penstock.topics.work import Work
 
@@ -139,6 +140,8 @@ class Consumer(Service):
                 self._recovery = Recovery(
                     work, self._runner, barriers, self._readable, self._reads_ended
                 )
+                audit = StrayAudit(self._client, lambda: self._serving, self._recovery.in_hand)
+                helpers.append(group.create_task(audit.run(), name=f"{self.name} audit"))
                 self._ownership = Ownership(
                     self._client,
                     self.topic.name,
