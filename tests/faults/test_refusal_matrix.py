@@ -22,6 +22,7 @@ from penstock.errors import (
     PermissionRefused,
     ReadOnlyReplica,
     Rejected,
+    ScriptFailed,
     ScriptMissing,
     ServerBusy,
     ServerError,
@@ -190,6 +191,7 @@ STATES = {
         PermissionRefused,
         allow("~*", "+@all", "-set"),
         allow("+set"),
+        commands=(WRITE,),
         url="redis://alice:secret@127.0.0.1:{port}",
         prepare=allow("~*", "+@all"),
     ),
@@ -245,6 +247,26 @@ async def test_a_server_that_refuses_and_recovers(start_server, server_name, sta
             assert server.command("GET", "key") == "value"
 
 
+@pytest.mark.parametrize("server_name", SERVER_NAMES)
+async def test_an_error_in_the_midst_of_a_script_leaves_unknown_what_it_did(
+    start_server, server_name
+):
+    server = start_server(server_name)
+    allow("~*", "+@all", "-set")(server)
+    counts = "redis.call('INCR', KEYS[1])"
+    stops = {
+        "what it may not do": "redis.call('SET', KEYS[1], 'x')",
+        "a key of another type": "redis.call('LLEN', KEYS[1])",
+        "a mistake of its own": "local x = nil + 1",
+    }
+    async with Client(Settings(url=f"redis://alice:secret@127.0.0.1:{server.port}")) as client:
+        for number, stop in enumerate(stops.values(), start=1):
+            with pytest.raises(ScriptFailed) as raised:
+                await client.call("EVAL", f"{counts} {stop}", 1, "key")
+            assert raised.value.outcome == "unknown"
+            assert server.command("GET", "key") == str(number)
+
+
 async def _is_refused(client, command, error):
     async def refused():
         # A connection may have to be made anew first: then, too, nothing is stored.
@@ -271,7 +293,7 @@ async def test_what_was_refused_is_not_there(start_server, server_name, state_na
     state.prepare(server)
     async with Client(Settings(url=state.url.format(port=server.port))) as client:
         state.enter(server)
-        for command in (WRITE, SCRIPTED):
+        for command in state.commands:
             with pytest.raises(Rejected):
                 await client.call(*command)
         assert server.command("EXISTS", "key") == 0

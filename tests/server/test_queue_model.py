@@ -37,9 +37,13 @@ def test_jobs_are_in_one_place_however_long_one_looks(machine):
 @pytest.mark.parametrize(
     ("name", "text", "instead"),
     [
-        ("retry_job", "if redis.call('HDEL', KEYS[2], ARGV[5]) == 0 then return 0 end", ""),
-        ("reap_claims", "if redis.call('HDEL', KEYS[2], claim) == 1 then", "if true then"),
-        ("claim_jobs", "redis.call('SADD', ARGV[6] .. lane", "redis.call('TYPE', ARGV[6] .. lane"),
+        ("retry_job", "redis.call('HDEL', KEYS[2], ARGV[5])", ""),
+        ("reap_claims", "redis.call('HDEL', KEYS[2], claim)\n      turn(", "turn("),
+        (
+            "claim_jobs",
+            "redis.call('SADD', ARGV[6] .. lane",
+            "redis.call('SISMEMBER', ARGV[6] .. lane",
+        ),
         (
             "give_back",
             "item ~= '' and item or stored, true)",

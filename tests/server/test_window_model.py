@@ -48,7 +48,7 @@ def test_items_are_in_one_place_however_long_one_looks(machine):
         ("close_windows", "return 'max_age'", "return 'idle'"),
         ("close_windows", "'-inf', text_of(now)", "'-inf', text_of(now - 1)"),
         ("close_windows", f"{DELETED}{FORGOTTEN}", FORGOTTEN),
-        ("close_windows", "if not room then return 0, waiting end", ""),
+        ("close_windows", "if not room then return 0, waiting, nil, wrong end", ""),
     ],
     ids=[
         "an id is forgotten at once",

@@ -13,6 +13,7 @@ from penstock.errors import (
     PermissionRefused,
     ReadOnlyReplica,
     Redirected,
+    ScriptFailed,
     ScriptMissing,
     ServerBusy,
     StillLoading,
@@ -51,10 +52,6 @@ LINES = [
      AuthenticationFailed),
     ("NOPERM this user has no permissions to access one of the keys used as arguments",
      PermissionRefused),
-    ("ERR ACL failure in script: User alice has no permissions to run the 'set' command",
-     PermissionRefused),
-    (WRAPPED + "@user_script:1: @user_script: 1: The user executing the script can't run this "
-     "command or subcommand", PermissionRefused),
     ("DENIED Redis is running in protected mode because", PermissionRefused),
     ("NOSCRIPT No matching script. Please use EVAL.", ScriptMissing),
     ("BUSY Redis is busy running a script. You can only call SCRIPT KILL or SHUTDOWN NOSAVE.",
@@ -70,12 +67,25 @@ LINES = [
     ("ERR max number of clients reached", Unreachable),
     ("ERR unknown command 'NOSUCH', with args beginning with: ", CommandRefused),
     ("ERR value is not an integer or out of range", CommandRefused),
-    (WRAPPED + "@user_script:1: user said so", CommandRefused),
-    ("ERR user_script:3: -OOM is what the text says", CommandRefused),
+    ("ERR Error compiling script (new function): user_script:4: '=' expected", CommandRefused),
     ("OOMPH is no code", CommandRefused),
     ("lower case", CommandRefused),
     ("", CommandRefused),
 ]  # fmt: skip
+
+
+# Raised inside a script, perhaps after it has written.
+INSIDE = [
+    "WRONGTYPE Operation against a key holding the wrong kind script: d8f2, on @user_script:9.",
+    WRAPPED + "@user_script:1: @user_script: 1: -WRONGTYPE Operation against a key",
+    "ERR ACL failure in script: User alice has no permissions to run the 'set' command",
+    WRAPPED + "@user_script:1: @user_script: 1: The user executing the script can't run this "
+    "command or subcommand",
+    "NOGROUP No such key 'x' or consumer group 'g' script: d8f2, on @user_script:3.",
+    WRAPPED + "@user_script:1: user said so",
+    "ERR user_script:3: -OOM is what the text says",
+    "ERR user_script:263: attempt to perform arithmetic on a nil value script: on @user_script:26.",
+]
 
 
 @pytest.mark.parametrize(("line", "kind"), LINES, ids=[line[:25] for line, _ in LINES])
@@ -85,6 +95,14 @@ def test_a_line_becomes_its_type_and_keeps_its_words(line, kind):
     assert str(error) == line
     assert error.outcome is Outcome.REJECTED
     assert type(pickle.loads(pickle.dumps(error))) is kind  # noqa: S301
+
+
+@pytest.mark.parametrize("line", INSIDE, ids=[line[:25] for line in INSIDE])
+def test_an_error_that_is_raised_inside_a_script_leaves_unknown_what_it_did(line):
+    error = refusal(line)
+    assert type(error) is ScriptFailed
+    assert str(error) == line
+    assert (error.outcome, error.transient) == (Outcome.UNKNOWN, False)
 
 
 def test_every_refusal_of_the_test_kit_has_a_type_of_its_own_kind():

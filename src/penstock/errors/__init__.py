@@ -51,7 +51,8 @@ PenstockError
 ├── SendBatchFailed           not every message of a batch is confirmed; `outcomes` has them all
 ├── NotOpen                   used before it was opened, after it was closed, or in a forked child
 └── ServerError               a command did not end confirmed; `outcome` says how it did end
-    ├── OutcomeUnknown        sent, but no answer came: it may have happened
+    ├── OutcomeUnknown        sent, but how it ended is not known: it may have happened
+    │   ├── ScriptFailed      an error was raised inside a script: it may have done a part
     │   └── DurabilityMissed  it happened, but is not known to be as safe as was asked for
     └── Rejected              it did not happen
         ├── Unreachable       no connection could be made
@@ -143,6 +144,7 @@ from penstock.errors.server import (
     ReadOnlyReplica,
     Redirected,
     Rejected,
+    ScriptFailed,
     ScriptMissing,
     ServerBusy,
     ServerError,
@@ -212,6 +214,7 @@ __all__ = [
     "ReservationLost",
     "RunConflict",
     "RunMissing",
+    "ScriptFailed",
     "ScriptMissing",
     "SendBatchFailed",
     "ServerBusy",

@@ -21,6 +21,7 @@ __all__ = [
     "ReadOnlyReplica",
     "Redirected",
     "Rejected",
+    "ScriptFailed",
     "ScriptMissing",
     "ServerBusy",
     "ServerError",
@@ -57,6 +58,12 @@ class OutcomeUnknown(ServerError):
 
 class DurabilityMissed(OutcomeUnknown):
     """It was stored, but is not known to be as safe as was asked for."""
+
+
+class ScriptFailed(OutcomeUnknown):
+    """An error was raised inside a script: what it had written before stays written."""
+
+    transient = False
 
 
 class Rejected(ServerError):

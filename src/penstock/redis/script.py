@@ -28,6 +28,9 @@ _FLAGS_SINCE = 7
 _MOST_AT_ONCE = 500
 _FLAGS = re.compile(r"^-- Flags: ([a-z,-]+)", re.MULTILINE)
 _INCLUDE = re.compile(r"^-- Include: ([a-z]+)$", re.MULTILINE)
+_HEADER = re.compile(r"\A(?:--.*\n)+")
+_KEY_TYPES = re.compile(r"^-- KEYS\[\d+\]  ?([A-Z]+) ", re.MULTILINE)
+_UNCHECKED = re.compile(r"^-- Unchecked: \S", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,8 +64,14 @@ class Script:
 
 @cache
 def load_script(name: str) -> Script:
-    """Read `lua/<name>.lua`; for its lines `-- Include: <part>` stand the files in `lua/parts`."""
-    plain = _with_parts(_read(name))
+    """Read `lua/<name>.lua`; for its lines `-- Include: <part>` stand the files in `lua/parts`.
+
+    Before its body every key is read as the type that the header gives it: a key of another type is
+    answered as WRONGTYPE while nothing is written yet. A header that says `Unchecked:` and why not
+    leaves that to the body.
+    """
+    written = _read(name)
+    plain = _with_parts(written if _UNCHECKED.search(written) else _checked(written))
     flags = _FLAGS.search(plain)
     text = f"#!lua flags={flags[1]}\n{plain}" if flags else plain
     return script_of(name, text, plain)
@@ -71,6 +80,18 @@ def load_script(name: str) -> Script:
 def script_of(name: str, text: str, plain_text: str) -> Script:
     """A script of these texts."""
     return Script(name, text, _digest(text), plain_text, _digest(plain_text))
+
+
+def _checked(text: str) -> str:
+    """The script with a check of the types of all its keys between header and body."""
+    header = _HEADER.match(text)
+    assert header is not None  # noqa: S101  a test of all scripts sees to it
+    types = ", ".join(f"'{kind}'" for kind in _KEY_TYPES.findall(header[0]))
+    check = (
+        f"-- Include: types\nfor place, kind in ipairs({{{types}}}) do\n"
+        "  local fault = fault_in(kind, KEYS[place])\n  if fault then return fault end\nend\n"
+    )
+    return header[0] + "\n" + check + text[header.end() :]
 
 
 def _with_parts(text: str) -> str:

@@ -24,7 +24,6 @@ from hiredis import ProtocolError, Reader
 from penstock.errors import (
     OutcomeUnknown,
     ReadOnlyReplica,
-    Rejected,
     ServerError,
     Unreachable,
 )
@@ -310,7 +309,7 @@ class Wire(asyncio.Protocol):
         except ValueError as error:  # a host name that none can be, a path with a zero byte
             raise Unreachable(f"{place}: {error}") from error
 
-    def _refusal(self, text: str) -> Rejected:
+    def _refusal(self, text: str) -> ServerError:
         error = refusal(text)
         if isinstance(error, ReadOnlyReplica) and self._loop.time() - self.opened_at > FRESH_S:
             # The server was demoted, or another stands behind the address: it is looked up anew.

@@ -1,5 +1,7 @@
 -- add_to_window: add an item to the open batch of a window; close and open batches as need be.
 --
+-- Unchecked: what gets the batches may be of two kinds
+--
 -- KEYS[1]  ZSET    windows with an open batch, by the time it is due
 -- KEYS[2]  STREAM  events
 -- KEYS[3]  HASH    the number of the latest event, and counts
@@ -42,24 +44,23 @@
 --                closed; its items; id of a batch that was closed, or ''; length of the queue;
 --                jobs that had to go for it and are compressed, see `note_losses`
 
+-- Include: types
 -- Include: time
 -- Include: batches
 local pointer, window, key, item, id = KEYS[10], ARGV[20], ARGV[21], ARGV[22], ARGV[23]
 local micros = time[1] * 1000000 + time[2]
--- A key that is not what it should be is met here, before anything is written.
-redis.call('ZCARD', KEYS[1])
-redis.call('ZCARD', KEYS[11])
-if ARGV[2] == 'queue' then
-  redis.call('LLEN', KEYS[4])
-  redis.call('HLEN', KEYS[5])
-  redis.call('HLEN', KEYS[6])
-end
+local fault = fault_in('ZSET', KEYS[1]) or fault_in('ZSET', KEYS[11]) or fault_in('STRING', pointer)
+  or fault_in_target() or ARGV[25] ~= '' and fault_in('LIST', KEYS[4] .. ':high')
+if fault then return fault end
 if ARGV[2] == 'topic' and redis.call('EXISTS', KEYS[4]) == 0 then return {-1, '', 0, '', 0, {}} end
 local batch = redis.call('GET', pointer)
 local size, bytes, started, last, started_micros = 0, 0, now, now, micros
 if batch then
   local base = ARGV[1] .. batch
   local told = redis.call('MGET', base .. ':started_at', base .. ':last_activity', base .. ':bytes')
+  local is_text = not told[3] and redis.call('TYPE', base .. ':detections').ok == 'string'
+  local odd = not is_text and fault_in('LIST', base .. ':detections')
+  if odd then return odd end
   bytes = tonumber(told[3]) or adopt(pointer, base)
   size = redis.call('LLEN', base .. ':detections')
   started, started_micros = ms_of(told[1])
@@ -102,12 +103,12 @@ if ARGV[25] ~= '' then
     .. '","ended_at":"' .. at .. '","last_activity":"' .. at .. '","started_ms":' .. ms
     .. ',"ended_ms":' .. ms .. ',"count":1,"reason":"fast_path","fast_path":true}'
   local length = redis.call('LLEN', list)
-  local used = redis.call('HGET', KEYS[5], 'bytes') or 0
+  local used = tonumber(redis.call('HGET', KEYS[5], 'bytes') or 0) or 0
   -- For want of room it goes into the batch: no other job has to go for it.
   if (most == 0 or length < most) and (most_bytes == 0 or used + #job <= most_bytes) then
-    redis.call('HINCRBY', KEYS[6], 'added', 1)
+    redis.pcall('HINCRBY', KEYS[6], 'added', 1)
     redis.call('HSETNX', KEYS[5], 'lanes', 1)
-    if most_bytes > 0 then redis.call('HINCRBY', KEYS[5], 'bytes', 0) end
+    if most_bytes > 0 then redis.call('HSETNX', KEYS[5], 'bytes', 0) end
     remember(true)
     local side = redis.call('HGET', KEYS[5], 'side') or 'right'
     put(KEYS[4], KEYS[8], KEYS[9], KEYS[5], side, 'high', job, false)
@@ -124,8 +125,9 @@ if size > 0 then
   -- A batch that nobody has closed in time takes no more: its limits are kept all the same.
   local reason = why_due(started, last) or over
   if reason then
-    local done, gone
-    done, length, gone = close_batch(pointer, window, key, batch, reason)
+    local done, gone, odd
+    done, length, gone, odd = close_batch(pointer, window, key, batch, reason)
+    if odd then return odd end
     if done == 1 then
       closed, packed, size = batch, gone, 0
     elseif over then

@@ -1,6 +1,7 @@
 -- begin_jobs: note that jobs in hand are about to run, and tell which of them may not.
 --
 -- Flags: allow-oom  a full server must drain
+-- Unchecked: every job passes here; what it reads first, or writes, is looked at
 --
 -- KEYS[1]  ZSET  live workers of the queue
 -- KEYS[2]  HASH  the worker's claims
@@ -16,8 +17,11 @@
 --                not in hand
 --          int   -1  the worker was given up as dead; nothing was done
 
-redis.call('HDEL', KEYS[2], '')
-if not redis.call('ZSCORE', KEYS[1], ARGV[1]) then return -1 end
+-- Include: types
+local touched, seen = redis.pcall('HDEL', KEYS[2], ''), redis.pcall('ZSCORE', KEYS[1], ARGV[1])
+if type(touched) == 'table' then return fault_in('HASH', KEYS[2]) end
+if type(seen) == 'table' then return fault_in('ZSET', KEYS[1]) end
+if not seen then return -1 end
 -- Include: time
 -- Include: records
 -- An id as its sender wrote it: in keys all but plain characters are escaped.
@@ -25,18 +29,32 @@ local function spelled_out(id)
   return (string.gsub(id, '%%(%x%x)', function(code) return string.char(tonumber(code, 16)) end))
 end
 
+-- The states that jobs have, and the indexes that they leave: nothing is written until all is read.
+local states, indexes = {}, {processing = true}
+for place = 4, #ARGV, 5 do
+  local id = ARGV[place + 1]
+  if id ~= '' then
+    local status = redis.pcall('HGET', ARGV[2] .. id, 'status')
+    states[place] = status
+    if type(status) == 'string' and LEGAL[status] then indexes[status] = true end
+  end
+end
+for status in pairs(indexes) do
+  local fault = fault_in('ZSET', ARGV[3] .. status)
+  if fault then return fault end
+end
+
 local answer, at, begun, from = {}, iso(now), {}, {}
 for place = 4, #ARGV, 5 do
   local claim, id, attempt, first, item = unpack(ARGV, place, place + 4)
-  local verdict = 1
+  local verdict, status = 1, states[place]
   if redis.call('HEXISTS', KEYS[2], claim) == 0 then
     verdict = 0  -- this call was given up, made again, and comes only now
-  elseif id ~= '' then
+  elseif id ~= '' and type(status) ~= 'table' then  -- another kind of key is no record
     local record = ARGV[2] .. id
-    local status = redis.call('HGET', record, 'status')
     if status == 'cancelled' then
       verdict = 2
-      redis.call('SREM', KEYS[3], id)
+      redis.pcall('SREM', KEYS[3], id)
     elseif status and status ~= 'processing' and not (LEGAL[status] and LEGAL[status].processing) then
       verdict = 0
     else

@@ -26,17 +26,20 @@
 
 redis.call('HDEL', KEYS[2], '')
 if not redis.call('ZSCORE', KEYS[1], ARGV[1]) then
-  redis.call('HINCRBY', KEYS[7], 'stale', 1)
+  redis.pcall('HINCRBY', KEYS[7], 'stale', 1)
   return -1
 end
-if redis.call('HDEL', KEYS[2], ARGV[6]) == 0 then return 0 end
+if redis.call('HEXISTS', KEYS[2], ARGV[6]) == 0 then return 0 end
 -- Include: time
 -- Include: records
 -- Include: lanes
+local fault = fault_in_indexes(ARGV[3])
+if fault then return fault end
+redis.pcall('HINCRBY', KEYS[7], 'dead', 1)
 redis.call('RPUSH', KEYS[6], ARGV[9])
+redis.call('HDEL', KEYS[2], ARGV[6])
 free(ARGV[4], KEYS[4], KEYS[5], KEYS[3], ARGV[1], ARGV[6])
 close(ARGV[2] .. ARGV[7], ARGV[3], ARGV[7], 'failed', now, ARGV[5], {unpack(ARGV, 10)})
 sweep(ARGV[3], 'failed', now, ARGV[5])
 forget(ARGV[8], ARGV[7])
-redis.call('HINCRBY', KEYS[7], 'dead', 1)
 return 1

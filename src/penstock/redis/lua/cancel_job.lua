@@ -26,6 +26,8 @@ if facts[1] == 'processing' then
   redis.call('HSET', KEYS[1], 'cancel_asked', iso(now))
   return 1
 end
+local fault = fault_in_indexes(ARGV[2])
+if fault then return fault end
 close(KEYS[1], ARGV[2], ARGV[1], 'cancelled', now, ARGV[3])
 sweep(ARGV[2], 'cancelled', now, ARGV[3])
 redis.call('ZREM', KEYS[2], ARGV[1])
@@ -34,5 +36,5 @@ if redis.call('HDEL', KEYS[3], ARGV[1]) == 0 then  -- it stands on a list
   redis.call('PEXPIRE', KEYS[5], ARGV[3])
 end
 forget(facts[2] or '', ARGV[1])
-redis.call('HINCRBY', KEYS[4], 'cancelled', 1)
+redis.pcall('HINCRBY', KEYS[4], 'cancelled', 1)
 return 2

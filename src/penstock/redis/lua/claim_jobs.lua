@@ -3,7 +3,11 @@
 -- A job in hand stands in the worker's claims until it is acknowledged, or until its worker is
 -- dead. A worker that was given up as dead gets and acknowledges nothing any more.
 --
+-- A lane that is not a list, or has no set of running jobs, is put aside for a while, as are jobs
+-- that are due in one: the others go on.
+--
 -- Flags: allow-oom  a full server must drain
+-- Unchecked: every job passes here; what it reads first, or writes, is looked at
 --
 -- KEYS[1]  ZSET  live workers of the queue
 -- KEYS[2]  HASH  the worker's claims
@@ -32,21 +36,38 @@
 --          int   -1  the worker was given up as dead; nothing was done
 
 -- Servers before 7 let a script go on at maxmemory once it has written.
-redis.call('HDEL', KEYS[2], '')
-if not redis.call('ZSCORE', KEYS[1], ARGV[1]) then
-  if #ARGV > 7 then redis.call('HINCRBY', KEYS[9], 'stale', #ARGV - 7) end
+local touched, seen = redis.pcall('HDEL', KEYS[2], ''), redis.pcall('ZSCORE', KEYS[1], ARGV[1])
+-- Include: types
+if type(touched) == 'table' then return fault_in('HASH', KEYS[2]) end
+if type(seen) == 'table' then return fault_in('ZSET', KEYS[1]) end
+if not seen then
+  if #ARGV > 7 then redis.pcall('HINCRBY', KEYS[9], 'stale', #ARGV - 7) end
   return -1
 end
 -- Include: time
 -- Include: records
 -- Include: lanes
-local waiting, ring, parked = KEYS[3], KEYS[4], KEYS[5]
-local facts = redis.call('HMGET', KEYS[8], 'side', 'paused', 'bytes', 'levels', 'limit',
+local waiting, ring, parked, PUT_OFF_MS = KEYS[3], KEYS[4], KEYS[5], 10000
+local facts = redis.pcall('HMGET', KEYS[8], 'side', 'paused', 'bytes', 'levels', 'limit',
   'lane_limit', 'lanes', 'paused_lanes')
+if facts.err then return fault_in('HASH', KEYS[8]) end
+if (facts[4] and not string.match(facts[4], '^%d+,%d+,%d+$')) or not tonumber(facts[5] or 0)
+  or not tonumber(facts[6] or 0) then
+  return redis.error_reply('ERR ' .. KEYS[8] .. ': levels, limit or lane_limit cannot be read')
+end
+local first_due = redis.pcall('ZRANGE', KEYS[6], 0, 0, 'WITHSCORES')
+if first_due.err then return fault_in('ZSET', KEYS[6]) end
+local next_due = tonumber(first_due[2])
+local is_due = next_due and next_due <= now
+local fault = fault_in('LIST', waiting)
+  or (facts[7] or is_due) and (fault_in('LIST', ring) or fault_in('ZSET', parked))
+  or facts[7] and fault_in('HASH', KEYS[10])
+  or is_due and (fault_in('HASH', KEYS[7]) or fault_in_indexes(ARGV[5]))
+if fault then return fault end
 local side, lane_limit = facts[1] or 'right', tonumber(facts[6] or 0)
 if #ARGV > 7 then
   local done = redis.call('HDEL', KEYS[2], unpack(ARGV, 8))
-  if done > 0 then redis.call('HINCRBY', KEYS[9], 'done', done) end
+  if done > 0 then redis.pcall('HINCRBY', KEYS[9], 'done', done) end
   if facts[7] then
     for place = 8, #ARGV do
       free(ARGV[6], ring, parked, waiting, ARGV[1], ARGV[place])
@@ -54,49 +75,47 @@ if #ARGV > 7 then
   end
 end
 
-local next_due = redis.call('ZRANGE', KEYS[6], 0, 0, 'WITHSCORES')[2]
-if next_due and tonumber(next_due) <= now then
-  -- Every list is looked at before a job leaves its place: one of a wrong type costs none.
-  redis.call('LLEN', ring)
-  redis.call('ZCARD', parked)
-  local moves, in_front = {}, {}
+if is_due then
+  local moves, is_list = {}, {}
   for _, id in ipairs(redis.call('ZRANGEBYSCORE', KEYS[6], '-inf', now, 'LIMIT', 0, 200)) do
     local body = redis.call('HGET', KEYS[7], id)
     if body then
       local where, lane, item = string.match(body, '^(.)([^\n]*)\n(.*)$')
       if not where then where, lane, item = 'b', '', body end
-      redis.call('LLEN', list_of(waiting, lane))
-      moves[#moves + 1] = {id, where == 'f', lane, item}
+      if is_list[lane] == nil then is_list[lane] = not fault_in('LIST', list_of(waiting, lane)) end
+      if is_list[lane] then
+        moves[#moves + 1] = {id, where == 'f', lane, item}
+      else
+        redis.call('ZADD', KEYS[6], now + PUT_OFF_MS, id)
+      end
     else
       redis.call('ZREM', KEYS[6], id)
     end
   end
   for _, move in ipairs(moves) do
-    local id, front, lane, item = unpack(move)
+    local _, front, lane, item = unpack(move)
+    if not front then put(waiting, ring, parked, KEYS[8], side, lane, item, false) end
+  end
+  for place = #moves, 1, -1 do  -- so that the first to be due is in front of the others
+    local id, front, lane, item = unpack(moves[place])
+    if front then put(waiting, ring, parked, KEYS[8], side, lane, item, true) end
     redis.call('ZREM', KEYS[6], id)
     redis.call('HDEL', KEYS[7], id)
-    if front then
-      in_front[#in_front + 1] = {lane, item}
-    else
-      put(waiting, ring, parked, KEYS[8], side, lane, item, false)
-    end
     local name = string.match(id, '^[^ ]+') or id
     turn(ARGV[4] .. name, ARGV[5], name, 'queued', now)
   end
-  for place = #in_front, 1, -1 do  -- so that the first to be due is in front of the others
-    put(waiting, ring, parked, KEYS[8], side, in_front[place][1], in_front[place][2], true)
-  end
-  next_due = redis.call('ZRANGE', KEYS[6], 0, 0, 'WITHSCORES')[2]
+  next_due = tonumber(redis.call('ZRANGE', KEYS[6], 0, 0, 'WITHSCORES')[2])
 end
 
-local answer, number, left = {now, tonumber(next_due or 0), 0,
+local answer, number, left = {now, next_due or 0, 0,
   (facts[7] and 1 or 0) + 2 * redis.call('EXISTS', KEYS[11])},
   tonumber(ARGV[2]), tonumber(ARGV[3])
 if facts[2] then left = 0 end
 if facts[5] and left > 0 then
   local running = 0
   for _, worker in ipairs(redis.call('ZRANGE', KEYS[1], 0, -1)) do
-    running = running + redis.call('HLEN', ARGV[7] .. worker)
+    local held = redis.pcall('HLEN', ARGV[7] .. worker)
+    if type(held) == 'number' then running = running + held end
   end
   left = math.max(0, math.min(left, tonumber(facts[5]) - running))
 end
@@ -104,8 +123,8 @@ end
 local pop, freed = side == 'left' and 'RPOP' or 'LPOP', 0
 local function take(lane, most)
   if most <= 0 or (facts[8] and string.find(facts[8], '<' .. lane .. '>', 1, true)) then return 0 end
-  local items = redis.call(pop, list_of(waiting, lane), most)
-  if not items then return 0 end
+  local items = redis.pcall(pop, list_of(waiting, lane), most)
+  if not items or items.err then return 0 end
   local claims = {}
   for place, item in ipairs(items) do
     local field = lane == '' and tostring(number) or number .. ':' .. lane
@@ -122,18 +141,22 @@ end
 -- Fair lanes take turns; one keeps its turn until it has had as many jobs as it weighs.
 local function take_fairly(most)
   local taken, rounds = 0, 0
-  local credit = tonumber(redis.call('HGET', KEYS[8], 'credit') or 0)
+  local credit = tonumber(redis.call('HGET', KEYS[8], 'credit') or 0) or 0
   local begun_with = credit
   while taken < most and rounds < 1000 do
     rounds = rounds + 1
     local lane = redis.call('LINDEX', ring, 0)
     if not lane then credit = 0 break end
-    if credit <= 0 then credit = tonumber(redis.call('HGET', KEYS[10], lane) or 1) end
+    if credit <= 0 then credit = tonumber(redis.call('HGET', KEYS[10], lane) or 1) or 1 end
     local wanted, places = math.min(credit, most - taken), false
+    local is_sound = not fault_in('LIST', list_of(waiting, lane))
     if lane_limit > 0 then
-      places = lane_limit - redis.call('SCARD', ARGV[6] .. lane)
+      local running = redis.pcall('SCARD', ARGV[6] .. lane)
+      is_sound = is_sound and type(running) == 'number'
+      places = is_sound and lane_limit - running or 0
       wanted = math.min(wanted, places)
     end
+    if not is_sound then wanted = 0 end
     local first = number
     local got = take(lane, wanted)
     for one = first, first + got - 1 do
@@ -142,7 +165,11 @@ local function take_fairly(most)
       end
     end
     taken, credit = taken + got, credit - got
-    if redis.call('EXISTS', list_of(waiting, lane)) == 0 then
+    if not is_sound then
+      redis.call('LPOP', ring)
+      redis.call('ZADD', parked, now + PUT_OFF_MS, lane)
+      credit = 0
+    elseif redis.call('EXISTS', list_of(waiting, lane)) == 0 then
       redis.call('LPOP', ring)
       credit = 0
     elseif places and places - got <= 0 then
@@ -164,7 +191,8 @@ local function take_normal(most)
   local function rest() return most - (before - left) end
   take('normal', most)
   if facts[7] and redis.call('EXISTS', ring) == 1 then
-    local plain_first = redis.call('HINCRBY', KEYS[8], 'flips', 1) % 2 == 0
+    local flips = redis.pcall('HINCRBY', KEYS[8], 'flips', 1)
+    local plain_first = type(flips) == 'number' and flips % 2 == 0
     local half = math.ceil(rest() / 2)
     if plain_first then take('', half) else take_fairly(half) end
     if plain_first then take_fairly(rest()) else take('', rest()) end
@@ -201,10 +229,11 @@ if left > 0 then
   take('low', left)
 end
 if facts[3] and freed > 0 then
-  local stored = redis.call('HINCRBY', KEYS[8], 'bytes', -freed)
-  if stored < 0 then redis.call('HSET', KEYS[8], 'bytes', 0) end
+  local stored = redis.pcall('HINCRBY', KEYS[8], 'bytes', -freed)
+  if type(stored) == 'table' or stored < 0 then redis.call('HSET', KEYS[8], 'bytes', 0) end
 end
-if answer[4] >= 2 and left > 0 and not facts[8] and redis.call('EXISTS', ring, parked) == 0 then
+if answer[4] >= 2 and left > 0 and not facts[8] and redis.call('EXISTS', ring, parked) == 0
+  and not fault_in('SET', KEYS[11]) then
   redis.call('DEL', KEYS[11])  -- nothing waits on a list any more, so nothing there is cancelled
 end
 answer[3] = redis.call('HLEN', KEYS[2])

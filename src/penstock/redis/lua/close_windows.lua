@@ -1,5 +1,6 @@
 -- close_windows: close the open batches of some windows, or those that are due.
 -- Flags: allow-oom
+-- Unchecked: what gets the batches may be of two kinds, and one bad window holds up no other
 --
 -- KEYS[1]  ZSET    windows with an open batch, by the time it is due
 -- KEYS[2]  STREAM  events
@@ -38,10 +39,13 @@
 --                those that are due cannot be closed because of what others have stored, for each
 --                the window and the error: they are put off, and hold up no other
 
--- Needs no memory: from here on nothing is refused for the want of it.
-redis.call('ZREM', KEYS[1], '')
+-- Include: types
 -- Include: time
 -- Include: batches
+local wrong = fault_in('ZSET', KEYS[1]) or fault_in_target()
+if wrong then return wrong end
+-- Needs no memory: from here on nothing is refused for the want of it.
+redis.call('ZREM', KEYS[1], '')
 -- Others wait while a script runs.
 local MOST_BYTES, PUT_OFF_MS = 1048576, 10000
 
@@ -72,8 +76,9 @@ local function close(window)
       -- Whoever added to it last may have had other limits: then only the reason is a guess.
       reason = why_due(started, ms_of(told[2]) or started) or 'idle'
     end
-    local done, gone
-    done, length, gone = close_batch(pointer, window, user_key(window), batch, reason)
+    local done, gone, fault
+    done, length, gone, fault = close_batch(pointer, window, user_key(window), batch, reason)
+    if fault then error(fault.err, 0) end
     if done <= 0 then
       status = done
       return false
@@ -90,7 +95,7 @@ for _, window in ipairs(windows) do
   local fine, goes_on = pcall(close, window)
   if not fine then
     local fault = type(goes_on) == 'table' and goes_on.err or tostring(goes_on)
-    if ARGV[20] ~= '' then return redis.error_reply(fault) end
+    if ARGV[20] ~= '' and #closed == 0 then return redis.error_reply(fault) end
     redis.call('ZADD', KEYS[1], text_of(now + PUT_OFF_MS), window)
     broken[#broken + 1], broken[#broken + 2] = window, fault
   elseif not goes_on then

@@ -25,7 +25,7 @@ end
 
 local counter = KEYS[1] .. hour_of(now)
 local found = redis.call('GET', counter)
-local count = tonumber(found or 0)
+local count = string.match(found or '0', '^-?%d+$') and tonumber(found or 0)
 if not count then return redis.error_reply('ERR the counter of the hour is no number') end
 
 local allowed = 1

@@ -1,6 +1,7 @@
 -- finish_jobs: end jobs in hand that have a record or a unique key, if the worker still has them.
 --
 -- Flags: allow-oom  a full server must drain
+-- Unchecked: every job passes here; what it reads first, or writes, is looked at
 --
 -- KEYS[1]  ZSET  live workers of the queue
 -- KEYS[2]  HASH  the worker's claims
@@ -21,9 +22,12 @@
 -- Returns  int  how many of the jobs were in hand until now
 --          -1   the worker was given up as dead; nothing was done
 
-redis.call('HDEL', KEYS[2], '')
-if not redis.call('ZSCORE', KEYS[1], ARGV[1]) then
-  redis.call('HINCRBY', KEYS[6], 'stale', (#ARGV - 6) / 6)
+-- Include: types
+local touched, seen = redis.pcall('HDEL', KEYS[2], ''), redis.pcall('ZSCORE', KEYS[1], ARGV[1])
+if type(touched) == 'table' then return fault_in('HASH', KEYS[2]) end
+if type(seen) == 'table' then return fault_in('ZSET', KEYS[1]) end
+if not seen then
+  redis.pcall('HINCRBY', KEYS[6], 'stale', (#ARGV - 6) / 6)
   return -1
 end
 -- Include: time
@@ -31,12 +35,23 @@ end
 -- Include: lanes
 local at, state, claims, ends = iso(now), ARGV[6], {}, {}
 local over, starts, passed = {processing = {}, queued = {}}, {}, 0
+-- The states that jobs have, and the indexes that they leave: nothing is written until all is read.
+local states, indexes, ended, has_lanes = {}, {[state] = true}, {}, false
+for place = 7, #ARGV, 6 do
+  local status = status_in(ARGV[2] .. ARGV[place + 1])
+  states[place] = status
+  if status and LEGAL[status] then indexes[status] = true end
+  has_lanes = has_lanes or lane_in(ARGV[place]) ~= ''
+end
+local fault = has_lanes and (fault_in('LIST', KEYS[4]) or fault_in('ZSET', KEYS[5]))
+for status in pairs(indexes) do fault = fault or fault_in('ZSET', ARGV[3] .. status) end
+if fault then return fault end
+
 for place = 7, #ARGV, 6 do
   local claim, id, unique, late, seconds, result = unpack(ARGV, place, place + 5)
   claims[#claims + 1] = claim
   free(ARGV[4], KEYS[4], KEYS[5], KEYS[3], ARGV[1], claim)
-  local record = ARGV[2] .. id
-  local status = redis.call('HGET', record, 'status')
+  local record, status = ARGV[2] .. id, ended[id] or states[place]
   if status == 'processing' or (status == 'queued' and late == '1') then
     local fields = {'status', state, 'completed_at', at, 'duration_seconds', seconds}
     if status == 'queued' then
@@ -50,10 +65,11 @@ for place = 7, #ARGV, 6 do
     redis.call('PEXPIRE', record, ARGV[5])
     over[status][#over[status] + 1] = id
     ends[#ends + 1], ends[#ends + 2] = now, id
+    ended[id] = state  -- other programs may give two jobs one id
   elseif status and not LEGAL[status] then  -- cancelled before anybody noted that it ran
     passed = passed + redis.call('HEXISTS', KEYS[2], claim)
-    redis.call('SREM', KEYS[7], id)
-  else  -- without a record, or it expired before it was begun
+    redis.pcall('SREM', KEYS[7], id)
+  elseif status then  -- its record does not say that it was begun
     close(record, ARGV[3], id, state, now, ARGV[5], nil, at)
   end
   forget(unique, id)
@@ -64,6 +80,6 @@ for status, ids in pairs(over) do
 end
 if ends[1] then redis.call('ZADD', ARGV[3] .. state, unpack(ends)) end
 sweep(ARGV[3], state, now, ARGV[5])
-if held > passed then redis.call('HINCRBY', KEYS[6], state, held - passed) end
-if passed > 0 then redis.call('HINCRBY', KEYS[6], 'passed_over', passed) end
+if held > passed then redis.pcall('HINCRBY', KEYS[6], state, held - passed) end
+if passed > 0 then redis.pcall('HINCRBY', KEYS[6], 'passed_over', passed) end
 return held

@@ -56,6 +56,8 @@ local held = unique and redis.call('EXISTS', KEYS[8]) == 1
 for place = 18 + math.max(recorded, 0), #ARGV, 3 do
   local id, key, item = ARGV[place], ARGV[place + 1], ARGV[place + 2]
   -- A record that is there tells that the clock was set back: this moment has come before.
+  local fault = recorded >= 0 and fault_in('HASH', ARGV[12] .. key)
+  if fault then return fault end
   local new = recorded < 0 or redis.call('EXISTS', ARGV[12] .. key) == 0
   if new and not held then
     jobs[#jobs + 1] = {id, key, item}
@@ -64,14 +66,19 @@ for place = 18 + math.max(recorded, 0), #ARGV, 3 do
   end
 end
 local list, side = list_of(KEYS[3], lane), redis.call('HGET', KEYS[2], 'side') or 'right'
+local fault = fault_in('LIST', list) or fault_in('ZSET', index .. 'queued')
+  or fault_in_counters(KEYS[4])
+if fault then return fault end
 if #jobs > 0 then
-  local room = make_room(list, KEYS[5], KEYS[4], KEYS[2], ARGV[7], side, ARGV[8],
+  local room, moved, dropped
+  room, moved, dropped, fault = make_room(list, KEYS[5], KEYS[4], KEYS[2], index, ARGV[7], side, ARGV[8],
     tonumber(ARGV[9]), tonumber(ARGV[10]), tonumber(ARGV[11]), #jobs, bytes, iso(now), now, lane,
     function(item) note_loss(ARGV[12], index, item, now, ARGV[14], ARGV[15]) end)
+  if fault then return fault end
   if not room then return 0 end
   redis.call('HINCRBY', KEYS[4], 'added', #jobs)
   if lane ~= '' then redis.call('HSETNX', KEYS[2], 'lanes', 1) end
-  if ARGV[10] ~= '0' then redis.call('HINCRBY', KEYS[2], 'bytes', 0) end
+  if ARGV[10] ~= '0' then redis.call('HSETNX', KEYS[2], 'bytes', 0) end
 end
 for _, job in ipairs(jobs) do
   if recorded >= 0 then

@@ -23,8 +23,8 @@ if not redis.call('ZSCORE', KEYS[1], ARGV[1]) then return -1 end
 -- Include: time
 -- Include: records
 -- Include: audit
-redis.call('XLEN', KEYS[4])
-check_numbers(KEYS[3], 'moved')
+local fault = fault_in_number(KEYS[3], 'moved') or fault_in_indexes(ARGV[5])
+if fault then return fault end
 local gone, at = 0, iso(now)
 for place = 7, #ARGV, 3 do
   local claim, id, unique = unpack(ARGV, place, place + 2)

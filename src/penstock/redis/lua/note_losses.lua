@@ -13,6 +13,8 @@
 redis.call('ZREM', KEYS[1], '')
 -- Include: time
 -- Include: records
+local fault = fault_in_indexes(ARGV[2])
+if fault then return fault end
 local told = 0
 for place = 4, #ARGV, 2 do
   local id, unique = ARGV[place], ARGV[place + 1]

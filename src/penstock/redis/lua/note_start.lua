@@ -22,7 +22,6 @@
 if redis.call('EXISTS', KEYS[1]) == 0 then return -1 end
 local earlier = answered(ARGV[1])
 if earlier then return tonumber(earlier) end
-redis.call('STRLEN', KEYS[8])  -- nor is anything else that is there overwritten
 local first = redis.call('HSETNX', KEYS[7], ARGV[2], now)
 redis.call('HSETNX', KEYS[7], ARGV[3], now)
 if first == 1 then redis.call('SET', KEYS[8], iso(now), 'PX', ARGV[4]) end

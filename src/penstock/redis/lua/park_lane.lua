@@ -16,8 +16,6 @@ redis.call('HDEL', KEYS[1], '')
 -- Include: time
 -- Include: lanes
 -- Include: audit
-redis.call('LLEN', KEYS[2])
-redis.call('XLEN', KEYS[4])
 if tonumber(redis.call('ZSCORE', KEYS[3], ARGV[2]) or 0) == PAUSED then return 0 end
 if redis.call('LINDEX', KEYS[2], 0) == ARGV[2] then redis.call('HSET', KEYS[1], 'credit', 0) end
 redis.call('LREM', KEYS[2], 0, ARGV[2])

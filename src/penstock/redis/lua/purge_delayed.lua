@@ -16,9 +16,8 @@ redis.call('ZREM', KEYS[1], '')
 -- Include: time
 -- Include: records
 -- Include: audit
-for place = 4, #ARGV, 2 do redis.call('HEXISTS', ARGV[1] .. ARGV[place], 'status') end
-redis.call('HLEN', KEYS[2])
-check_numbers(KEYS[3], 'purged')
+local fault = fault_in_number(KEYS[3], 'purged') or fault_in_indexes(ARGV[2])
+if fault then return fault end
 local removed, at = 0, iso(now)
 for place = 4, #ARGV, 2 do
   local id, unique = ARGV[place], ARGV[place + 1]

@@ -24,15 +24,9 @@ redis.call('HDEL', KEYS[3], '')
 -- Include: audit
 -- Include: pull
 local list = list_of(KEYS[1], ARGV[1])
-local has_record = {}
-for place = 5, #ARGV, 4 do
-  local id = ARGV[place + 2]
-  has_record[place] = id ~= '' and redis.call('EXISTS', ARGV[2] .. id) == 1
-  if has_record[place] then redis.call('HEXISTS', ARGV[2] .. id, 'status') end
-end
-redis.call('LLEN', KEYS[2])
-check_numbers(KEYS[3], 'bytes')
-check_numbers(KEYS[4], 'purged')
+local fault = fault_in('LIST', list) or fault_in_number(KEYS[3], 'bytes')
+  or fault_in_number(KEYS[4], 'purged') or fault_in_indexes(ARGV[3])
+if fault then return fault end
 
 local facts = redis.call('HMGET', KEYS[3], 'side', 'bytes')
 local from = facts[1] == 'left' and -1 or 1
@@ -44,7 +38,7 @@ for place = 5, #ARGV, 4 do
     strike(list, index)
     last = index
     removed, freed = removed + 1, freed + #item
-    if has_record[place] then
+    if id ~= '' then
       close(ARGV[2] .. id, ARGV[3], id, 'cancelled', now, ARGV[4],
         {'error', 'purged', 'error_type', 'Purged'}, at)
     end

@@ -1,5 +1,7 @@
 -- push_jobs: add jobs to a queue or one of its lanes, all of them or none.
 --
+-- Unchecked: every job passes here; what it reads first, or writes, is looked at
+--
 -- KEYS[1]  LIST  the queue's plain list; the list of a lane is named after it
 -- KEYS[2]  HASH  the queue's state
 -- KEYS[3]  HASH  counters
@@ -27,15 +29,33 @@ local list, lane, count, bytes = KEYS[1], ARGV[1], #ARGV - 11, 0
 if lane ~= '' then list = list .. ':' .. lane end
 local most, most_bytes = tonumber(ARGV[5]), tonumber(ARGV[6])
 local push = ARGV[3] == 'left' and 'LPUSH' or 'RPUSH'
-local counts_bytes = redis.call('HEXISTS', KEYS[2], 'bytes') == 1 or most_bytes > 0
-local is_full = most > 0 and redis.call('LLEN', list) + count > most
+-- Include: types
+local known = redis.pcall('HEXISTS', KEYS[2], 'bytes')
+if type(known) == 'table' then return fault_in('HASH', KEYS[2]) end
+local counts_bytes = known == 1 or most_bytes > 0
+local length = most > 0 and redis.pcall('LLEN', list) or 0
+if type(length) == 'table' then return fault_in('LIST', list) end
+local is_full = most > 0 and length + count > most
 
 -- The list always comes last: what is wrong with another key is found before a job is there.
 -- Most pushes end here, without what the others need.
 if lane == '' and not counts_bytes and not is_full then
-  redis.call('HINCRBY', KEYS[3], 'added', count)
-  return {1, redis.call(push, list, unpack(ARGV, 12)), 0, 0, {}}
+  local counted = redis.pcall('HINCRBY', KEYS[3], 'added', count)
+  if type(counted) == 'table' then return fault_in('HASH', KEYS[3]) or counted end
+  local added = redis.pcall(push, list, unpack(ARGV, 12))
+  if type(added) == 'table' then
+    if counted == count then
+      redis.call('HDEL', KEYS[3], 'added')
+    else
+      redis.call('HINCRBY', KEYS[3], 'added', -count)
+    end
+    return fault_in('LIST', list) or added
+  end
+  return {1, added, 0, 0, {}}
 end
+local fault = fault_in('LIST', list) or fault_in('HASH', KEYS[3])
+  or lane ~= '' and (fault_in('LIST', KEYS[5]) or fault_in('ZSET', KEYS[6]))
+if fault then return fault end
 
 if counts_bytes then
   for place = 12, #ARGV do bytes = bytes + #ARGV[place] end
@@ -47,12 +67,13 @@ if most_bytes > 0 or is_full then
 -- Include: losses
 -- Include: overflow
   local room
-  room, moved, dropped = make_room(list, KEYS[4], KEYS[3], KEYS[2], ARGV[2], ARGV[3], ARGV[4],
-    most, most_bytes, tonumber(ARGV[7]), count, bytes, iso(now), now, lane,
+  room, moved, dropped, fault = make_room(list, KEYS[4], KEYS[3], KEYS[2], ARGV[9], ARGV[2],
+    ARGV[3], ARGV[4], most, most_bytes, tonumber(ARGV[7]), count, bytes, iso(now), now, lane,
     function(item)
       if is_packed(packed, item) then return end
       note_loss(ARGV[8], ARGV[9], item, now, ARGV[11], ARGV[10])
     end)
+  if fault then return fault end
   if not room then
     if ARGV[4] ~= 'block' then redis.call('HINCRBY', KEYS[3], 'rejected', count) end
     return {0, redis.call('LLEN', list), 0, 0, {}}

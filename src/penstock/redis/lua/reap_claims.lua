@@ -1,6 +1,9 @@
 -- reap_claims: return jobs of a dead worker to the front of their lanes, or bury them.
 --
+-- A job whose lane, or the dead letters if it is to be buried, is not a list stays in the claims.
+--
 -- Flags: allow-oom  a full server must drain
+-- Unchecked: one list of another type must not keep the jobs of the others
 --
 -- KEYS[1]  ZSET  dead workers of the queue
 -- KEYS[2]  HASH  the dead worker's claims
@@ -18,30 +21,41 @@
 -- ARGV[6..]  str  for each job its claim; its id, '' for none; its unique key, '' for none; 'back' or
 --                 'bury'; the job as it is to be queued, or the letter; why it is buried
 --
--- Returns  int  how many jobs were moved; the worker is forgotten when it has none left
+-- Returns  int  how many jobs were moved, an error if a list is not one and none was; the worker is
+--               forgotten when it has none left
 
+-- Include: types
+local fault = fault_in('ZSET', KEYS[1]) or fault_in('HASH', KEYS[2]) or fault_in('LIST', KEYS[4])
+  or fault_in('ZSET', KEYS[5]) or fault_in('HASH', KEYS[6]) or fault_in('HASH', KEYS[8])
+if fault then return fault end
 redis.call('ZREM', KEYS[1], '')
 -- Include: time
 -- Include: records
 -- Include: lanes
+local stuck = fault_in_indexes(ARGV[3])
+if stuck then return stuck end
 local side = redis.call('HGET', KEYS[6], 'side') or 'right'
 local moved = 0
 for place = #ARGV - 5, 6, -6 do
   local claim, id, unique, verdict, item, why = unpack(ARGV, place, place + 5)
-  if redis.call('HDEL', KEYS[2], claim) == 1 then
+  local stays = fault_in('LIST', verdict == 'bury' and KEYS[7] or list_of(KEYS[3], lane_in(claim)))
+  stuck = stuck or stays
+  if not stays and redis.call('HEXISTS', KEYS[2], claim) == 1 then
     local record = ARGV[2] .. id
     if verdict == 'bury' then
       redis.call('RPUSH', KEYS[7], item)
+      redis.call('HDEL', KEYS[2], claim)
       close(record, ARGV[3], id, 'failed', now, ARGV[5], {'error', why, 'error_type', 'Crashed'})
       forget(unique, id)
     else
       put(KEYS[3], KEYS[4], KEYS[5], KEYS[6], side, lane_in(claim), item, true)
+      redis.call('HDEL', KEYS[2], claim)
       turn(record, ARGV[3], id, 'queued', now)
     end
     free(ARGV[4], KEYS[4], KEYS[5], KEYS[3], ARGV[1], claim)
-    redis.call('HINCRBY', KEYS[8], verdict == 'bury' and 'dead' or 'reaped', 1)
+    redis.pcall('HINCRBY', KEYS[8], verdict == 'bury' and 'dead' or 'reaped', 1)
     moved = moved + 1
   end
 end
 if redis.call('EXISTS', KEYS[2]) == 0 then redis.call('ZREM', KEYS[1], ARGV[1]) end
-return moved
+return moved == 0 and stuck or moved

@@ -24,14 +24,9 @@
 -- Include: revival
 -- Include: audit
 local lane = ARGV[3]
-redis.call('LLEN', list_of(KEYS[1], lane))
-for place = 8, #ARGV, 6 do look_before(ARGV[4] .. ARGV[place + 1], ARGV[place + 5]) end
-redis.call('LLEN', KEYS[2])
-redis.call('ZCARD', KEYS[3])
-check_numbers(KEYS[4], 'bytes')
-check_numbers(KEYS[5], 'added')
-redis.call('XLEN', KEYS[6])
-
+local fault = fault_in('LIST', list_of(KEYS[1], lane)) or fault_in_number(KEYS[4], 'bytes')
+  or fault_in_number(KEYS[5], 'added') or fault_in_indexes(ARGV[5])
+if fault then return fault end
 local side = redis.call('HGET', KEYS[4], 'side') or 'right'
 local count = (#ARGV - 7) / 6
 redis.call('HINCRBY', KEYS[5], 'added', count)

@@ -14,7 +14,6 @@
 -- Include: time
 -- Include: audit
 -- Include: pull
-redis.call('XLEN', KEYS[2])
 -- Servers before 7 let a script go on at maxmemory once it has written.
 redis.call('LTRIM', KEYS[1], 0, -1)
 local oldest, struck = math.min(ARGV[3], redis.call('LLEN', KEYS[1])), 0

@@ -30,16 +30,12 @@ redis.call('HDEL', KEYS[5], '')
 -- Include: revival
 -- Include: audit
 -- Include: pull
+local fault = fault_in_number(KEYS[5], 'bytes') or fault_in_number(KEYS[6], 'requeued')
+  or fault_in_indexes(ARGV[4])
 for place = 7, #ARGV, 9 do
-  redis.call('LLEN', list_of(KEYS[2], ARGV[place + 3]))
-  look_before(ARGV[3] .. ARGV[place + 4], ARGV[place + 8])
+  fault = fault or fault_in('LIST', list_of(KEYS[2], ARGV[place + 3]))
 end
-redis.call('LLEN', KEYS[3])
-redis.call('ZCARD', KEYS[4])
-check_numbers(KEYS[5], 'bytes')
-check_numbers(KEYS[6], 'requeued')
-redis.call('XLEN', KEYS[7])
-
+if fault then return fault end
 local side = redis.call('HGET', KEYS[5], 'side') or 'right'
 local answer, count, last = {}, 0, 0
 for place = 7, #ARGV, 9 do

@@ -17,9 +17,6 @@
 redis.call('HDEL', KEYS[1], '')
 -- Include: lanes
 -- Include: audit
-redis.call('LLEN', KEYS[2])
-redis.call('ZCARD', KEYS[3])
-redis.call('XLEN', KEYS[4])
 local kind, lane = ARGV[2], ARGV[3]
 if kind == 'queue' then
   if redis.call('HDEL', KEYS[1], 'paused') == 0 then return 0 end

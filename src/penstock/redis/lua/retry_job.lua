@@ -27,13 +27,15 @@
 
 redis.call('HDEL', KEYS[2], '')
 if not redis.call('ZSCORE', KEYS[1], ARGV[1]) then
-  redis.call('HINCRBY', KEYS[8], 'stale', 1)
+  redis.pcall('HINCRBY', KEYS[8], 'stale', 1)
   return -1
 end
-if redis.call('HDEL', KEYS[2], ARGV[5]) == 0 then return 0 end
+if redis.call('HEXISTS', KEYS[2], ARGV[5]) == 0 then return 0 end
 -- Include: time
 -- Include: records
 -- Include: lanes
+local fault = fault_in_indexes(ARGV[3])
+if fault then return fault end
 local lane = lane_in(ARGV[5])
 local member = ARGV[6]
 if redis.call('HEXISTS', KEYS[7], member) == 1 then  -- other programs may give two jobs one id
@@ -41,7 +43,8 @@ if redis.call('HEXISTS', KEYS[7], member) == 1 then  -- other programs may give 
 end
 redis.call('ZADD', KEYS[6], now + ARGV[8], member)
 redis.call('HSET', KEYS[7], member, 'f' .. lane .. '\n' .. ARGV[7])
+redis.call('HDEL', KEYS[2], ARGV[5])
 free(ARGV[4], KEYS[4], KEYS[5], KEYS[3], ARGV[1], ARGV[5])
 turn(ARGV[2] .. ARGV[6], ARGV[3], ARGV[6], 'retrying', now, {unpack(ARGV, 10)})
-redis.call('HINCRBY', KEYS[8], ARGV[9], 1)
+redis.pcall('HINCRBY', KEYS[8], ARGV[9], 1)
 return 1

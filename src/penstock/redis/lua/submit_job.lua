@@ -1,5 +1,7 @@
 -- submit_job: add one job with what a plain push cannot: a record, a unique key, or a time.
 --
+-- Unchecked: every job passes here, and two keys may be any; what it reads first, or writes, is looked at
+--
 -- KEYS[1]  LIST    the queue's plain list; the list of a lane is named after it
 -- KEYS[2]  HASH    the queue's state
 -- KEYS[3]  HASH    counters
@@ -37,12 +39,19 @@
 --                known; ms until due; those moved or dropped that are compressed, see
 --                `note_losses`; what a taken unique key says, if that is not the id
 
+-- Include: types
 -- Include: time
 -- Include: records
 -- Include: lanes
 local lane, id, index, has_record = ARGV[1], ARGV[8], ARGV[13], #ARGV >= 18
 local token
 local list, most = list_of(KEYS[1], lane), tonumber(ARGV[5])
+local fault = fault_in('LIST', list) or fault_in('HASH', KEYS[2]) or fault_in('HASH', KEYS[3])
+  or lane ~= '' and (fault_in('LIST', KEYS[5]) or fault_in('ZSET', KEYS[6]))
+  or ARGV[10] ~= '' and (fault_in('ZSET', KEYS[7]) or fault_in('HASH', KEYS[8]))
+  or has_record and fault_in('ZSET', index .. (ARGV[10] ~= '' and 'submitted' or 'queued'))
+  or ARGV[11] ~= '0' and (fault_in('STRING', KEYS[10]) or fault_in('STRING', KEYS[11]))
+if fault then return fault end
 if ARGV[11] ~= '0' then
   local holder = redis.call('GET', KEYS[10])
   if ARGV[16] == '' then
@@ -60,8 +69,10 @@ if ARGV[11] ~= '0' then
     end
   end
 end
-if has_record and redis.call('EXISTS', KEYS[9]) == 1 then
-  return {2, redis.call('LLEN', list), 0, 0, id, 0}
+if has_record then
+  local fields = redis.pcall('HLEN', KEYS[9])
+  if type(fields) == 'table' then return fault_in('HASH', KEYS[9]) end
+  if fields > 0 then return {2, redis.call('LLEN', list), 0, 0, id, 0} end
 end
 
 local function refused(length)
@@ -82,12 +93,13 @@ elseif ARGV[6] ~= '0' or (most > 0 and redis.call('LLEN', list) >= most) then
 -- Include: losses
 -- Include: overflow
   local room
-  room, moved, dropped = make_room(list, KEYS[4], KEYS[3], KEYS[2], ARGV[2], ARGV[3], ARGV[4],
-    most, tonumber(ARGV[6]), tonumber(ARGV[7]), 1, #ARGV[9], iso(now), now, lane,
+  room, moved, dropped, fault = make_room(list, KEYS[4], KEYS[3], KEYS[2], index, ARGV[2], ARGV[3],
+    ARGV[4], most, tonumber(ARGV[6]), tonumber(ARGV[7]), 1, #ARGV[9], iso(now), now, lane,
     function(item)
       if is_packed(packed, item) then return end
       note_loss(ARGV[12], index, item, now, ARGV[14], ARGV[15])
     end)
+  if fault then return fault end
   if not room then return refused(redis.call('LLEN', list)) end
 end
 -- The list comes last: what is wrong with another key is found before the job is there.
@@ -100,7 +112,7 @@ if has_record then
     unpack(ARGV, 18))
 end
 -- Also for a job that waits: it counts when it is due.
-if ARGV[6] ~= '0' then redis.call('HINCRBY', KEYS[2], 'bytes', 0) end
+if ARGV[6] ~= '0' then redis.call('HSETNX', KEYS[2], 'bytes', 0) end
 if token then
   redis.call('SET', KEYS[10], string.sub(ARGV[16], 34), 'PX', ARGV[11])
   redis.call('SET', KEYS[11], token, 'PX', ARGV[17])

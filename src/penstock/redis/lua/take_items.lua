@@ -24,9 +24,8 @@ if not redis.call('ZSCORE', KEYS[1], ARGV[1]) then return -1 end
 -- Include: pull
 local lane, first = ARGV[2], tonumber(ARGV[3])
 local list = list_of(KEYS[3], lane)
-redis.call('LLEN', list)
-redis.call('LLEN', KEYS[4])
-check_numbers(KEYS[5], 'bytes')
+local fault = fault_in('LIST', list) or fault_in_number(KEYS[5], 'bytes')
+if fault then return fault end
 local facts = redis.call('HMGET', KEYS[5], 'side', 'bytes')
 local from = facts[1] == 'left' and -1 or 1
 local answer, taken, freed, last = {}, 0, 0, 0

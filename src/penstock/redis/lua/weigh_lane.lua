@@ -9,7 +9,6 @@
 -- Returns  1  noted
 
 -- Include: audit
-redis.call('HLEN', KEYS[1])
 note_act(KEYS[2], ARGV[1], 'weigh', 1, 'lane ' .. ARGV[2] .. ': ' .. ARGV[3])
 if ARGV[3] == '1' then
   redis.call('HDEL', KEYS[1], ARGV[2])

@@ -1,9 +1,8 @@
--- Numbers that are to be changed must be some before anything else is written.
-local function check_numbers(hash, ...)
-  for _, number in ipairs(redis.call('HMGET', hash, ...)) do
-    if number and not string.match(number, '^-?%d+$') then
-      error('ERR a count of the queue is not a number: ' .. number)
-    end
+-- The error to answer with if what is to be counted on is not a number.
+local function fault_in_number(hash, field)
+  local number = redis.call('HGET', hash, field)
+  if number and not string.match(number, '^-?%d+$') then
+    return redis.error_reply('ERR a count of the queue is not a number: ' .. number)
   end
 end
 

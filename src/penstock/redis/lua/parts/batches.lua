@@ -34,6 +34,13 @@ local function tell(what, batch, key, more)
   redis.pcall('PUBLISH', KEYS[2], text_of(number))
 end
 
+-- The error to answer with if a key of what gets the batches is of another type.
+local function fault_in_target()
+  if ARGV[2] == 'topic' then return fault_in('STREAM', KEYS[4]) end
+  return fault_in('LIST', KEYS[4]) or fault_in('HASH', KEYS[5]) or fault_in('HASH', KEYS[6])
+    or fault_in('LIST', KEYS[7]) or fault_in('LIST', KEYS[8]) or fault_in('ZSET', KEYS[9])
+end
+
 -- Takes over a batch that another program has begun, as it has no count of bytes: its items may be
 -- one JSON text, and its keys have an end. Returns its bytes.
 local function adopt(pointer, base)
@@ -42,8 +49,9 @@ local function adopt(pointer, base)
     local text = redis.call('GET', list)
     local known, items = pcall(cjson.decode, text)
     if not known or type(items) ~= 'table' then items = {text} end
+    for place, item in ipairs(items) do items[place] = cjson.encode(item) end
     redis.call('DEL', list)
-    for _, item in ipairs(items) do redis.call('RPUSH', list, cjson.encode(item)) end
+    for _, item in ipairs(items) do redis.call('RPUSH', list, item) end
   end
   for _, item in ipairs(redis.call('LRANGE', list, 0, -1)) do bytes = bytes + #item + 1 end
   for _, name in ipairs({pointer, list, base .. ':camera_id', base .. ':started_at'}) do
@@ -60,12 +68,14 @@ end
 
 -- Hands a batch over and forgets it, both or none. Returns 1 closed, 0 the queue is full, -1 there
 -- is no such partition, 2 it had no items; how long the queue is; jobs that had to go for it and
--- that only the caller can read.
+-- that only the caller can read; the error to answer with if a key is of another type.
 local function close_batch(pointer, window, key, batch, reason)
   local base, is_queue, waiting = ARGV[1] .. batch, ARGV[2] == 'queue', 0
   local policy, most, most_bytes = ARGV[4], tonumber(ARGV[5]), tonumber(ARGV[6])
   local names = {pointer, base .. ':camera_id', base .. ':detections', base .. ':started_at',
     base .. ':last_activity', base .. ':bytes'}
+  local fault = fault_in('LIST', names[3])
+  if fault then return 0, 0, nil, fault end
   local count = redis.call('LLEN', names[3])
   if count == 0 then
     redis.call('DEL', unpack(names))
@@ -95,17 +105,17 @@ local function close_batch(pointer, window, key, batch, reason)
   if is_queue then
     local side = redis.call('HGET', KEYS[5], 'side') or 'right'
     if most_bytes > 0 or (most > 0 and waiting >= most) then
-      local room = make_room(KEYS[4], KEYS[7], KEYS[6], KEYS[5], ARGV[3], side, policy, most,
-        most_bytes, tonumber(ARGV[7]), 1, #job, iso(now), now, '',
+      local room, moved, dropped, wrong = make_room(KEYS[4], KEYS[7], KEYS[6], KEYS[5], ARGV[9],
+        ARGV[3], side, policy, most, most_bytes, tonumber(ARGV[7]), 1, #job, iso(now), now, '',
         function(item)
           if is_packed(packed, item) then return end
           note_loss(ARGV[8], ARGV[9], item, now, ARGV[16], ARGV[10])
         end)
-      if not room then return 0, waiting end
+      if not room then return 0, waiting, nil, wrong end
       packed.bytes = nil
     end
-    redis.call('HINCRBY', KEYS[6], 'added', 1)
-    if most_bytes > 0 then redis.call('HINCRBY', KEYS[5], 'bytes', 0) end
+    redis.pcall('HINCRBY', KEYS[6], 'added', 1)
+    if most_bytes > 0 then redis.call('HSETNX', KEYS[5], 'bytes', 0) end
     put(KEYS[4], KEYS[8], KEYS[9], KEYS[5], side, '', job, false)
   else
     redis.call('XADD', KEYS[4], '*', 'payload', job, 'key', key)

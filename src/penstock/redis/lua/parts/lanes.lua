@@ -22,7 +22,7 @@ local function put(waiting, ring, parked, state, side, lane, item, at_front)
   redis.call(left and 'LPUSH' or 'RPUSH', list, item)
   enlist(ring, parked, lane, was_empty)
   if redis.call('HEXISTS', state, 'bytes') == 1 then
-    redis.call('HINCRBY', state, 'bytes', #item)
+    redis.pcall('HINCRBY', state, 'bytes', #item)
   end
 end
 
@@ -36,7 +36,7 @@ end
 local function free(running, ring, parked, waiting, worker, field)
   local lane = lane_in(field)
   if lane == '' then return end
-  redis.call('SREM', running .. lane, worker .. ' ' .. field)
+  redis.pcall('SREM', running .. lane, worker .. ' ' .. field)
   if tonumber(redis.call('ZSCORE', parked, lane) or 0) == AT_LIMIT then
     redis.call('ZREM', parked, lane)
     enlist(ring, parked, lane, redis.call('EXISTS', list_of(waiting, lane)) == 1)

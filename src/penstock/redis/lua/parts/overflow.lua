@@ -17,22 +17,23 @@ end
 local MOST_LEAVING = 1000
 
 -- The counters must be numbers before anything leaves a list for which they are to count.
-local function check_counters(counters)
+local function fault_in_counters(counters)
   for _, count in ipairs(redis.call('HMGET', counters, 'added', 'dropped', 'overflowed')) do
     if count and not string.match(count, '^-?%d+$') then
-      error('a counter of the queue is not a number')
+      return redis.error_reply('ERR a counter of the queue is not a number: ' .. count)
     end
   end
 end
 
 -- What a full list costs its oldest jobs. Returns whether there is room now, how many jobs were
--- moved aside and how many dropped. Nothing is written unless there will be room.
-local function make_room(list, overflow, counters, state, queue, side, policy, most, most_bytes,
-                         most_overflow, count, bytes, at, ms, lane, lost)
+-- moved aside and how many dropped, or the error to answer with. Nothing is written unless there
+-- will be room.
+local function make_room(list, overflow, counters, state, index, queue, side, policy, most,
+                         most_bytes, most_overflow, count, bytes, at, ms, lane, lost)
   local length = redis.call('LLEN', list)
   local stored = redis.call('HGET', state, 'bytes')
   local excess = most > 0 and length + count - most or 0
-  local excess_bytes = most_bytes > 0 and (stored or 0) + bytes - most_bytes or 0
+  local excess_bytes = most_bytes > 0 and (tonumber(stored or 0) or 0) + bytes - most_bytes or 0
   if excess <= 0 and excess_bytes <= 0 then return true, 0, 0 end
   local fits = (most == 0 or count <= most) and (most_bytes == 0 or bytes <= most_bytes)
   if not fits or (policy ~= 'dlq' and policy ~= 'drop_oldest') then return false, 0, 0 end
@@ -44,13 +45,14 @@ local function make_room(list, overflow, counters, state, queue, side, policy, m
     leaving[#leaving + 1] = item
     freed = freed + #item
   end
+  local fault = fault_in('LIST', overflow) or fault_in_counters(counters) or fault_in_indexes(index)
+  if fault then return false, 0, 0, fault end
   if policy == 'dlq' and redis.call('LLEN', overflow) + #leaving > most_overflow then
     return false, 0, 0
   end
-  check_counters(counters)
   redis.call('HINCRBY', counters, policy == 'dlq' and 'overflowed' or 'dropped', #leaving)
-  if stored and redis.call('HINCRBY', state, 'bytes', -freed) < 0 then
-    redis.call('HSET', state, 'bytes', 0)
+  if stored then
+    redis.call('HSET', state, 'bytes', math.max(0, (tonumber(stored) or 0) - freed))
   end
   if policy == 'dlq' then
     for _, item in ipairs(leaving) do

@@ -8,10 +8,25 @@ local LEGAL = {
 }
 
 -- Include: calendar
+-- The state in a record; nil without one. A key of another type under its name is none.
+local function status_in(record)
+  local status = redis.pcall('HGET', record, 'status')
+  return type(status) == 'string' and status or nil
+end
+
+-- The error to answer with if an index is not one.
+local function fault_in_indexes(index)
+  for _, state in ipairs({'submitted', 'queued', 'processing', 'retrying', 'done', 'failed',
+    'cancelled', 'expired'}) do
+    local fault = fault_in('ZSET', index .. state)
+    if fault then return fault end
+  end
+end
+
 -- Takes a job to a state, with names and values for its record. Returns whether that was legal; a
 -- job without a record has none to take.
 local function turn(record, index, id, to, ms, fields)
-  local from = redis.call('HGET', record, 'status')
+  local from = status_in(record)
   if not from or not LEGAL[from] or not LEGAL[from][to] then return false end
   redis.call('HSET', record, 'status', to, unpack(fields or {}))
   redis.call('ZREM', index .. from, id)
@@ -41,5 +56,5 @@ end
 
 -- Lets a unique key go, if it is still this job's.
 local function forget(unique, id)
-  if unique ~= '' and redis.call('GET', unique) == id then redis.call('DEL', unique) end
+  if unique ~= '' and redis.pcall('GET', unique) == id then redis.call('DEL', unique) end
 end

@@ -7,7 +7,8 @@ local PAST = {'error', 'error_type', 'error_code', 'suggestions', 'traceback', '
 -- `fields` are names and values of a record that has to be made. That of a job which is under way
 -- already (queued twice by others) stays as it is.
 local function begin_anew(record, index, id, is_tracked, fields, ms)
-  local status = redis.call('HGET', record, 'status')
+  if fault_in('HASH', record) then return end
+  local status = status_in(record)
   if (status and LEGAL[status]) or not (status or is_tracked) then return end
   if status then
     redis.call('ZREM', index .. status, id)
@@ -22,10 +23,4 @@ end
 
 local function take_unique(unique, id, hold_ms)
   if unique ~= '' then redis.call('SET', unique, id, 'NX', 'PX', hold_ms) end
-end
-
--- Asks every key that a revival writes, so that one of a wrong type is found before any is written.
-local function look_before(record, unique)
-  redis.call('HEXISTS', record, 'status')
-  if unique ~= '' then redis.call('GET', unique) end
 end

@@ -3,10 +3,6 @@
 
 -- Include: calendar
 local ALL = {KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6], KEYS[7]}
--- A key that is not what it should be is met here, before anything is written.
-for i, command in ipairs({'HLEN', 'XLEN', 'HLEN', 'SCARD', 'ZCARD', 'HLEN', 'HLEN'}) do
-  redis.call(command, KEYS[i])
-end
 local FINAL = {completed = 1, failed = 1, cancelled = 1}
 -- Longer than anybody repeats a call whose end he does not know.
 local REMEMBER_MS, MOST_REMEMBERED = 120000, 10000

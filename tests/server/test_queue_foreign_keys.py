@@ -1,0 +1,81 @@
+"""A key of another type where a queue has its own: no job is lost, and all end once it is gone."""
+
+import contextlib
+import json
+
+import pytest
+from tests.workplace import letters, stored
+
+from penstock import CommandRefused, RetryPolicy
+from penstock.queues.counts import Counts
+from penstock.queues.reaper import Reaper
+from penstock.testing.eventually import eventually
+
+ONCE = RetryPolicy(max_attempts=1)
+
+
+async def everywhere(queue):
+    """Numbers of all jobs of the queue, wherever they stand, in their order."""
+    client, keys = queue.client, queue.keyring
+    found = await stored(queue)
+    for name in await client.call("KEYS", f"{keys.claims}*"):
+        found += await client.call("HVALS", name)
+    found += await client.call("HVALS", keys.delayed_bodies)
+    if await client.call("TYPE", keys.dead_letters) == b"list":
+        found += await letters(queue)
+    jobs = [json.loads(item[item.index(b"{") :]) for item in found]
+    return sorted(job.get("original_job", job)["args"][0] for job in jobs)
+
+
+async def test_failing_jobs_outlast_a_foreign_key_under_the_dead_letters(workplace):
+    app, ran = await workplace.open(silence_s=0.5), []
+
+    @app.task(queue="orders", retry=ONCE)
+    async def ship(number: int) -> None:
+        ran.append(number)
+        raise LookupError(number)
+
+    keys = ship.queue.keyring
+    await app.redis.call("SET", keys.dead_letters, "foreign")
+    await ship.send_many([(number,) for number in range(5)])
+    worker = workplace.begin(app, concurrency=5)
+    await eventually(lambda: len(ran) >= 5)
+    await eventually(lambda: any("WRONGTYPE" in why for why in worker.readiness().reasons))
+    assert await everywhere(ship.queue) == [0, 1, 2, 3, 4]
+    assert await app.redis.call("GET", keys.dead_letters) == b"foreign"
+
+    await app.redis.call("DEL", keys.dead_letters)
+
+    async def are_buried():
+        return len(await letters(ship.queue)) == 5
+
+    await eventually(are_buried, within_s=10)
+    assert await everywhere(ship.queue) == [0, 1, 2, 3, 4]
+
+
+@pytest.mark.parametrize("attempts", [1, 3], ids=["buries", "returns"])
+@pytest.mark.parametrize(
+    "broken", ["dead_letters", "waiting", "ring", "parked", "state", "counters", "dead_workers"]
+)
+async def test_the_reaper_loses_no_claim_to_a_foreign_key(workplace, broken, attempts):
+    app = await workplace.open(silence_s=0.5)
+    queue, keys = app.queue("orders"), app.queue("orders").keyring
+    for number in range(5):
+        job = {"task": "ship", "args": [number], "_penstock": {"begun": True}}
+        await app.redis.call("HSET", keys.claimed("dead"), number + 1, json.dumps(job))
+    await app.redis.call("ZADD", keys.dead_workers, 1, "dead")
+    name = getattr(keys, broken)
+    await app.redis.call("DEL", name)
+    await app.redis.call("SET", name, "foreign")
+    reaper = Reaper(
+        app.redis, queue.codec, keys, lambda _: RetryPolicy(max_attempts=attempts), Counts()
+    )
+    with contextlib.suppress(CommandRefused):
+        await reaper.reap(0)
+    await app.redis.call("DEL", name)
+    assert await everywhere(queue) == [0, 1, 2, 3, 4]
+
+    await app.redis.call("ZADD", keys.dead_workers, 1, "dead")
+    await reaper.reap(0)
+    assert await everywhere(queue) == [0, 1, 2, 3, 4]
+    assert not await app.redis.call("EXISTS", keys.claimed("dead"))
