@@ -1,58 +1,65 @@
 """The documentation is true: examples run as shown, tables match the code, links lead somewhere."""
 
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from tests.examples import BLOCK, NAME, Page
 
-from penstock import errors, settings
+from penstock import errors, settings, sync
 from penstock.settings_coordination import FOREIGN_VARIABLES
 from penstock.settings_reading import names_of, variable_of
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md")])
-BLOCK = re.compile(r"^```([^\n]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+TESTED_BY_PYTEST = ROOT / "docs" / "how-to" / "test-your-code.md"  # see test_kit_plugin.py
+ENVIRON = {
+    "PENSTOCK_QUEUES_BEAT_S": "0.2",
+    "PENSTOCK_QUEUES_SILENCE_S": "1",  # how soon a killed worker's jobs go on
+    "PENSTOCK_VECTORS_LINGER_S": "1",
+    "PYTHONUNBUFFERED": "1",
+}
 
 
 def page_id(page):
     return str(page.relative_to(ROOT))
 
 
-def programs():
-    """Each python block with the output that the page shows right after it, if it shows any."""
-    for page in PAGES:
-        blocks = BLOCK.findall(page.read_text())
-        for number, (kind, code) in enumerate(blocks):
-            if kind == "python" and "import" in code:
-                follower = blocks[number + 1] if number + 1 < len(blocks) else ("", "")
-                shown = follower[1] if follower[0] == "text" else None
-                yield pytest.param(code, shown, id=f"{page_id(page)}-{number}")
+def reading_order():
+    """Every page in the order in which the README links to them at its end."""
+    contents = (ROOT / "README.md").read_text().partition("## Documentation")[2]
+    linked = [ROOT / path for path in re.findall(r"\]\((docs/[^)#]+\.md)\)", contents)]
+    return [page for page in (ROOT / "README.md", *linked) if page != TESTED_BY_PYTEST]
 
 
-@pytest.mark.parametrize(("code", "shown"), list(programs()))
-def test_examples_run_and_print_what_the_page_shows(code, shown, tmp_path):
-    environ = {
-        **os.environ,
-        "PENSTOCK_HOME": str(tmp_path),
-        "PENSTOCK_EMBEDDED_LINGER_S": "0",
-        "PENSTOCK_VECTORS_LINGER_S": "1",
-    }
-    run = subprocess.run(
-        [sys.executable, "-W", "error", "-c", code],
-        capture_output=True,
-        text=True,
-        env=environ,
-        cwd=tmp_path,
-        timeout=60,
-        check=False,
-    )
-    assert run.stderr == ""
-    assert run.returncode == 0
-    if shown is not None:
-        assert run.stdout == shown
+@pytest.mark.timeout(300)
+def test_all_examples_run_as_written_on_one_server_and_again(tmp_path, monkeypatch):
+    """Every program and command, page by page; then everything once more on the same server."""
+    for name, value in ENVIRON.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("PENSTOCK_HOME", str(tmp_path / "home"))
+    with sync.Penstock():  # so that the server stays
+        for again in (False, True):
+            pages = []
+            try:
+                for number, path in enumerate(reading_order()):
+                    folder = tmp_path / f"{number}-{path.stem}-{again:d}"
+                    folder.mkdir()
+                    monkeypatch.chdir(folder)
+                    pages.append(Page(path, folder, again=again))
+                    pages[-1].read()
+            finally:
+                for page in pages:
+                    page.close()
+
+
+@pytest.mark.parametrize("page", PAGES, ids=page_id)
+def test_programs_have_a_name_and_can_be_imported(page):
+    """Fragments import nothing; what does is a file, whose main part is guarded."""
+    for kind, text in BLOCK.findall(page.read_text()):
+        if kind == "python" and re.search(r"^(import|from) ", text, re.MULTILINE):
+            assert NAME.match(text), text
+            assert "asyncio.run(" not in text or '\nif __name__ == "__main__":\n' in text, text
 
 
 @pytest.mark.parametrize("page", PAGES, ids=page_id)
@@ -62,10 +69,8 @@ def test_links_between_pages_lead_somewhere(page):
             assert (page.parent / target).exists(), target
 
 
-def test_every_page_can_be_reached_from_the_readme():
-    text = (ROOT / "README.md").read_text()
-    for page in PAGES[1:]:
-        assert page_id(page) in text or page.name == "README.md"
+def test_every_page_is_in_the_contents_of_the_readme():
+    assert {*reading_order(), TESTED_BY_PYTEST} == set(PAGES)
 
 
 def test_the_settings_page_lists_every_setting_with_its_variable_and_default():
