@@ -40,7 +40,7 @@ LONGEST_S = 20
 BLOCK = re.compile(r"^```([^\n]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 NAME = re.compile(r"# (\w+\.py)\n")
 VARIABLE = re.compile(
-    r"(?P<id>\b[0-9a-f]{32}\b|\b\d{13}-\d+(?:-\d+)?\b)"
+    r"(?P<id>\b[0-9a-f]{32}\b|\b(?:\d+-)?\d{13}-\d+\b)"
     r"|(?P<moment>\d\d:\d\d:\d\d\.\d{3}|\d{4}-\d\d-\d\dT[\d:.]+Z)"
     r"|(?P<duration>\b\d+(?:\.\d+)? m?s\b)"
     r"|(?P<other>\b[0-9a-f]{16}\b|\b\w+-\d+-[0-9a-f]{6}(?:\.\d)?\b)"  # fingerprints, workers

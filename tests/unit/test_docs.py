@@ -58,7 +58,7 @@ def test_programs_have_a_name_and_can_be_imported(page):
     """Fragments import nothing; what does is a file, whose main part is guarded."""
     for kind, text in BLOCK.findall(page.read_text()):
         if kind == "python" and re.search(r"^(import|from) ", text, re.MULTILINE):
-            assert NAME.match(text), text
+            assert NAME.match(text), f"begin the program with a line such as # shop.py:\n{text}"
             assert "asyncio.run(" not in text or '\nif __name__ == "__main__":\n' in text, text
 
 
