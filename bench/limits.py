@@ -5,11 +5,16 @@ each call; `limits` one fixed window, in the fastest of its ways; PyrateLimiter 
 Ratios are taken within a round, in which all have a turn; the median of the rounds counts. What
 could not be measured is a figure that is missed. How many calls the other coordination primitives
 take is told besides, without a bar.
+
+Thousands of callers that wait, in one process and in twenty, are to get all that the limit allows,
+while the server has time for others.
 """
 
 from __future__ import annotations
 
+import asyncio
 import os
+import time
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -34,6 +39,10 @@ LEASED, FIXED, PYRATE = "leased", "limits", "PyrateLimiter"
 WAYS = ("blocking", "redispy", "coredis")
 AN_HOUR, HOUR_MS, NOON_MS = 5_000, 3_600_000, 1_800_000_000_000
 MEMORY = "memory of 5,000/h, "
+WAITERS, ALLOWED = 10_000, {"exact": 1_000, "compact": 1_000, "gcra": 901}
+CROWDS = {"1 process": 1, "20 processes": 20}
+WARM_UP_S, PING_EVERY_S = 4.0, 0.01
+USED, SERVER, WORST_PING = " get of the rate", " cost the server", " let a PING wait"
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,10 +53,11 @@ class Sizes:
     calls: int
     """Of one caller that asks the server each time; many callers make some more."""
     leased: int
+    waiting_s: float
 
 
-QUICK = Sizes(3, 6_000, leased=400_000)
-FULL = Sizes(7, 20_000, leased=2_000_000)
+QUICK = Sizes(3, 6_000, leased=400_000, waiting_s=3)
+FULL = Sizes(7, 20_000, leased=2_000_000, waiting_s=10)
 
 
 async def figures(*, quick: bool) -> AsyncIterator[Figure]:
@@ -58,6 +68,9 @@ async def figures(*, quick: bool) -> AsyncIterator[Figure]:
         await results.play_rounds(arena, _turns(sizes), sizes.rounds)
         for algorithm in ALGORITHMS:
             await results.play(arena, MEMORY + algorithm, partial(_memory, algorithm))
+            for crowd in CROWDS:
+                turn = partial(_waiting, algorithm, crowd, sizes.waiting_s)
+                await results.play(arena, _waiters(algorithm, crowd), turn)
     for figure in (*_held_against_bars(results), *results.rates()):
         yield figure
 
@@ -73,6 +86,12 @@ def _held_against_bars(results: Results) -> Iterator[Figure]:
         name = f"exact, 3 windows / {PYRATE}, 3 windows, {callers}"
         yield results.ratio(name, 0, _answers("exact", callers), _answers(PYRATE, callers))
     yield results.value(MEMORY + "compact", "bytes", 2_048, "<=")
+    for algorithm in ALGORITHMS:
+        for crowd in CROWDS:
+            name = _waiters(algorithm, crowd)
+            yield results.value(name + USED, "", 0.95, ">=")
+            yield results.value(name + SERVER, "cores", 0.2, "<=")
+            yield results.value(name + WORST_PING, "ms", 10, "<=")
     # For the reader; these have no bar.
     yield results.value(MEMORY + "exact", "bytes", 0, ">=")
     yield results.value(MEMORY + "gcra", "bytes", 0, ">=")
@@ -117,6 +136,38 @@ async def _other(what: str, count: int, arena: Arena) -> dict[str, float]:
     return {_answers(what, MANY): told["rate"]}
 
 
+def _waiters(algorithm: Algorithm, crowd: str) -> str:
+    return f"{algorithm}, {WAITERS:,} who wait in {crowd}"
+
+
+async def _waiting(
+    algorithm: Algorithm, crowd: str, seconds: float, arena: Arena
+) -> dict[str, float]:
+    """What callers get that wait all the time, and what is left of the server."""
+    begin, name, pings_ms = time.time() + WARM_UP_S, _waiters(algorithm, crowd), list[float]()
+    arguments = (algorithm, WAITERS, CROWDS[crowd], begin, seconds)
+    callers = asyncio.create_task(arena.run(program("limit_waiters", *arguments)))
+    await asyncio.sleep(WARM_UP_S)
+    cpu_s, began = await _server_cpu_s(arena), time.perf_counter()
+    while (asked := time.perf_counter()) < began + seconds:
+        await arena.client.call("PING")
+        pings_ms.append((time.perf_counter() - asked) * 1000)
+        await asyncio.sleep(PING_EVERY_S)
+    used_s, took_s = await _server_cpu_s(arena) - cpu_s, time.perf_counter() - began
+    granted = (await callers)["granted"]
+    return {
+        name + USED: granted / (ALLOWED[algorithm] * seconds),
+        name + SERVER: used_s / took_s,
+        name + WORST_PING: max(pings_ms),
+    }
+
+
+async def _server_cpu_s(arena: Arena) -> float:
+    info: bytes = await arena.client.call("INFO", "cpu")
+    told = dict(line.split(":") for line in info.decode().split() if ":" in line)
+    return float(told["used_cpu_sys"]) + float(told["used_cpu_user"])
+
+
 async def _memory(algorithm: Algorithm, arena: Arena) -> dict[str, float]:
     """All keys of a limit of 5,000/h whose permits were taken over an hour."""
     client = arena.client
@@ -134,7 +185,7 @@ async def _memory(algorithm: Algorithm, arena: Arena) -> dict[str, float]:
             hold_ms=0,
             ticket="",
             priority=0,
-            ticket_ms=3_000,
+            waiting=b"",
             given_back=("", 0, 0, 0),
             setting=setting.arguments(client.settings.limits.buckets),
         )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from random import Random
 
 import pytest
@@ -10,88 +9,200 @@ import pytest
 from penstock.coordination.limits.setting import setting_of
 from penstock.testing.virtual_time import VirtualTime
 
+from .model.limit_line import Group, Line
+
 NOON_MS = 1_800_000_000_000
-PERIOD_MS, LIMIT, TICKET_MS = 60_000, 5, 3_000
-NAMES = ("anna", "bert", "carl", "dora", "emil", "")
+PERIOD_MS, LIMIT = 60_000, 5
+PRIORITIES = {"anna": 0, "bert": 0, "carl": 2, "dora": 0, "emil": -1, "": 0}
 
 
-@dataclass
-class Waiting:
-    """One that stands in line."""
-
-    priority: int
-    number: int
-    wants: int
-    until: int
-
-    @property
-    def order(self) -> tuple[int, int]:
-        return (-self.priority, self.number)
+@pytest.fixture
+async def client(valkey_server, open_client, namespace):
+    return await open_client(valkey_server.url, namespace=namespace)
 
 
-@dataclass
-class Line:
-    """The line as it is to be, and what was taken."""
+@pytest.fixture
+def ask(client):
+    """`await ask("anna", Group([1]))` asks as a process whose foremost callers these are."""
+    keys = client.keys.limit("line", "all")
 
-    stands: dict[str, Waiting] = field(default_factory=dict)
-    taken: list[tuple[int, int]] = field(default_factory=list)
-    number: int = 0
-
-    def before(self, name: str, priority: int, now: int) -> list[Waiting]:
-        """Those who go before a caller; the silent ones among them are sent away."""
-        own = self.stands.get(name)
-        place = own.order if own else (-priority, self.number + 1)
-        ahead = {other: one for other, one in self.stands.items() if one.order < place}
-        for other, one in ahead.items():
-            if one.until < now:
-                del self.stands[other]
-        return [one for one in ahead.values() if one.until >= now]
-
-    def ask(self, name: str, priority: int, wants: int, now: int) -> tuple[bool, int]:
-        """Whether a caller gets what it wants, and how many go before it."""
-        ahead = self.before(name, priority, now)
-        left = LIMIT - sum(weight for at, weight in self.taken if at > now - PERIOD_MS)
-        if left - sum(one.wants for one in ahead) >= wants:
-            self.stands.pop(name, None)
-            self.taken.append((now, wants))
-            return True, len(ahead)
-        if name:
-            if name not in self.stands:
-                self.number += 1
-                self.stands[name] = Waiting(priority, self.number, wants, 0)
-            one = self.stands[name]
-            one.wants, one.until = wants, now + TICKET_MS
-        return False, len(ahead)
-
-
-@pytest.mark.parametrize("seed", range(40))
-async def test_a_line_is_kept(valkey_server, open_client, namespace, seed):
-    client = await open_client(valkey_server.url, namespace=namespace)
-    clock, random, line, now = VirtualTime(client), Random(seed), Line(), NOON_MS  # noqa: S311
-    keys, setting = client.keys.limit("line", "all"), setting_of(f"{LIMIT}/min")
-    story: list[object] = []
-    for _ in range(60):
-        now += random.choice((0, 1, 500, 1_500, 2_999, 3_001, 20_000))
-        await clock.set_ms(now)
-        name, priority = random.choice(NAMES), random.choice((-1, 0, 0, 0, 2))
-        if name and random.random() < 0.1:
-            story.append((now, name, "leaves"))
-            assert await client.scripts.leave_line(keys=keys, ticket=name) == (name in line.stands)
-            line.stands.pop(name, None)
-            continue
-        wants = random.choice((1, 1, 2, 3, 5))
-        reply = await client.scripts.acquire_limit(
+    async def ask_for(name, group, *, rates=f"{LIMIT}/min", priority=0, **options):
+        setting = setting_of(rates, **options)
+        return await client.scripts.acquire_limit(
             keys=keys,
-            algorithm="exact",
-            wanted=wants,
-            fewest=wants,
+            algorithm=setting.algorithm,
+            wanted=sum(group.costs),
+            fewest=group.costs[0],
             share=1,
             hold_ms=0,
             ticket=name,
             priority=priority,
-            ticket_ms=TICKET_MS,
+            waiting=group.told() if name else b"",
             given_back=("", 0, 0, 0),
             setting=setting.arguments(100),
         )
-        story.append((now, name, priority, wants, reply))
-        assert (reply[0] == wants, reply[5]) == line.ask(name, priority, wants, now), story
+
+    return ask_for
+
+
+@pytest.fixture
+async def clock(client):
+    clock = VirtualTime(client)
+    await clock.set_ms(NOON_MS)
+    return clock
+
+
+@pytest.mark.parametrize("seed", range(40))
+async def test_a_line_is_kept(client, clock, ask, seed):
+    random, line, now = Random(seed), Line(LIMIT, PERIOD_MS), NOON_MS  # noqa: S311
+    keys, came = client.keys.limit("line", "all"), dict.fromkeys(PRIORITIES, 0)
+    groups: dict[str, Group] = {}
+    story: list[object] = []
+    for step in range(60):
+        now += random.choice((0, 1, 90, 500, 700, 2_999, 3_001, 20_000))
+        await clock.set_ms(now)
+        name = random.choice(list(PRIORITIES))
+        if name and random.random() < 0.1:
+            story.append((now, name, "leaves"))
+            left = await client.scripts.leave_line(keys=keys, ticket=name)
+            assert left == (name in line.tickets)
+            line.tickets.pop(name, None)
+            continue
+        if name and name in line.tickets and random.random() < 0.8:
+            group = groups[name]
+            group.age_ms = now - came[name] - random.choice((0, 0, 3))
+            group.costs = group.costs[: random.randint(1, len(group.costs))]
+        else:
+            costs = [random.choice((1, 1, 2, 3, 5)) for _ in range(random.choice((1, 1, 2, 4)))]
+            group = Group(costs if name else costs[:1], number=step, age_ms=random.randrange(3_000))
+            came[name] = now - group.age_ms
+        group.last_age_ms = random.randint(0, max(0, group.age_ms))
+        group.behind, groups[name] = random.choice((0, 0, 2, 50)), group
+        reply = await ask(name, group, priority=PRIORITIES[name])
+        story.append((now, name, group, reply))
+        assert (reply[0], reply[5]) == line.ask(name, PRIORITIES[name], group, now), story
+
+
+async def test_permits_of_a_group_have_ids_of_their_own(client, ask):
+    reply = await ask("anna", Group([1, 2, 1, 5]))
+    assert reply[0] == 4, "the fourth has to wait for all of its permits"
+    keys, first = client.keys.limit("line", "all"), int(reply[3])
+    back = [
+        await client.scripts.settle_limit(
+            keys=keys,
+            algorithm="exact",
+            permits=(first + number, cost, 0, reply[2]),
+            as_of_now="0",
+            setting=setting_of(f"{LIMIT}/min").arguments(100),
+        )
+        for number, cost in enumerate((1, 2, 1))
+    ]
+    assert back == [1, 2, 1]
+
+
+async def test_a_heavy_caller_is_not_starved_by_light_ones_behind_it(clock, ask):
+    assert (await ask("", Group([3])))[0] == 3
+    await ask("anna", Group([4]))
+    await clock.advance(0.4)
+    assert (await ask("bert", Group([1])))[0] == 0
+    assert (await ask("", Group([1])))[0] == 0
+    await ask("anna", Group([4], age_ms=400))
+    await clock.advance(59.6)
+    await ask("bert", Group([1], age_ms=59_600))
+    assert (await ask("anna", Group([4], age_ms=60_000)))[0] == 4
+
+
+async def test_who_does_not_ask_in_turn_is_passed_over_and_keeps_its_place(clock, ask):
+    assert (await ask("", Group([5])))[0] == 5
+    wait_ms = (await ask("anna", Group([1] * 5, pause_ms=60_000, ticket_ms=90_000)))[1]
+    await clock.advance(wait_ms / 1000 + 0.1)
+    assert (await ask("bert", Group([1])))[0] == 0, "it may still come"
+    await clock.advance(0.001)
+    assert (await ask("bert", Group([1])))[0] == 1, "it is late"
+    assert (await ask("anna", Group([1] * 5, age_ms=60_101)))[0] == 4
+    assert (await ask("bert", Group([1], number=2)))[5] == 1, "and first, once it has come"
+
+
+async def test_callers_that_came_earlier_go_first_whatever_process_asks_first(clock, ask):
+    assert (await ask("", Group([5])))[0] == 5
+    await ask("late", Group([1], age_ms=10))
+    await ask("early", Group([1], age_ms=2_000))
+    assert (await ask("late", Group([1], age_ms=10)))[5] == 1
+    assert (await ask("early", Group([1], age_ms=2_000)))[5] == 0
+
+
+@pytest.mark.parametrize("algorithm", ["exact", "compact"])
+async def test_the_wait_of_who_stands_far_behind_is_known(clock, ask, algorithm):
+    """Those before use up whole windows: fifteen of them at five a minute are three minutes."""
+    group = Group([1] * 15, depths=[(15, 1), (16, 1), (20, 1), (21, 1)])
+    reply = await ask("anna", group, algorithm=algorithm)
+    assert reply[0] == 5
+    minutes = [wait_ms / 60_000 for wait_ms in reply[-4:]]
+    assert minutes == pytest.approx([2, 3, 3, 4], rel=0.015)
+    assert reply[1] / 60_000 == pytest.approx(1, rel=0.015)
+    await clock.advance(0.001)
+    other = await ask("bert", Group([1]), algorithm=algorithm)
+    assert other[1] / 60_000 == pytest.approx(3, rel=0.015)
+
+
+@pytest.mark.parametrize("burst", [1, 20])
+async def test_gcra_drains_a_line_longer_than_its_burst_at_its_pace(clock, ask, burst):
+    rates = {"rates": "200/s", "algorithm": "gcra", "burst": burst}
+    pace_ms = 1_000 / (200 - burst + 1)
+    reply = await ask("anna", Group([1] * 100, behind=900, depths=[(1_000, 1)]), **rates)
+    assert reply[0] == burst
+    assert reply[1] == pytest.approx(pace_ms, abs=1)
+    assert reply[-1] == pytest.approx((1_000 - burst) * pace_ms, abs=1)
+    await clock.advance(0.001)
+    other = await ask("bert", Group([1]), **rates)
+    assert other[1] == pytest.approx((1_001 - burst) * pace_ms, abs=1)
+
+
+async def test_a_cost_above_the_limit_is_told_apart_from_a_long_wait(clock, ask):
+    reply = await ask("anna", Group([1, 6], depths=[(7, 6), (8, 1)]))
+    assert reply[0] == 1
+    assert reply[-2] == -1
+    assert reply[-1] > 0
+    assert (await ask("anna", Group([6], number=2)))[1] == -1
+
+
+async def test_a_line_of_thousands_is_not_walked(client, clock, ask):
+    """By the commands of the server: as many for the last of 3,000 as for the 100th."""
+    assert (await ask("", Group([5])))[0] == 5
+    commands: list[int] = []
+    for number in range(3_000):
+        if number in {100, 2_999}:
+            before = await _calls(client)
+            reply = await ask(f"{number}", Group([1], age_ms=3_000 - number))
+            commands.append(await _calls(client) - before)
+            assert reply[5] == number
+            assert reply[1] == (number // LIMIT + 1) * PERIOD_MS
+        else:
+            await ask(f"{number}", Group([1], age_ms=3_000 - number))
+    assert commands[1] <= commands[0]
+
+
+async def _calls(client) -> int:
+    lines = (await client.call("INFO", "commandstats")).decode().splitlines()
+    return sum(int(line.split("calls=")[1].split(",")[0]) for line in lines if "calls=" in line)
+
+
+async def test_hundreds_of_dead_tickets_hold_up_nobody(client, clock, ask):
+    for number in range(700):
+        await ask(f"{number}", Group([5, 5]))
+        await clock.advance(0.001)
+    await clock.advance(64)
+    await ask("anna", Group([1]))
+    assert (await ask("anna", Group([1], number=2)))[0] == 1
+
+
+async def test_a_clock_that_is_set_back_costs_nobody_the_place(clock, ask):
+    assert (await ask("", Group([5])))[0] == 5
+    await ask("first", Group([1]))
+    await clock.advance(0.01)
+    await ask("second", Group([1]))
+    await clock.advance(-7_200)
+    for name, age_ms in (("second", 300), ("first", 310)):
+        assert (await ask(name, Group([1], age_ms=age_ms)))[0] == 0
+    assert (await ask("second", Group([1], age_ms=300)))[5] == 1
+    assert (await ask("first", Group([1], age_ms=310)))[5] == 0

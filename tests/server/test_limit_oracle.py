@@ -73,7 +73,7 @@ async def _take_all(client, setting, name, for_ms) -> int:
             hold_ms=0,
             ticket="",
             priority=0,
-            ticket_ms=3_000,
+            waiting=b"",
             given_back=("", 0, 0, 0),
             setting=setting.arguments(100),
         )
@@ -89,8 +89,8 @@ async def _take_all(client, setting, name, for_ms) -> int:
         ("acquire_limit", "local edge = now - window.ms\n", "local edge = now - window.ms + 1\n"),
         (
             "acquire_limit",
-            "tonumber(some[index + 1]) + window.ms",
-            "some[index + 1] + window.ms + 1",
+            "and tonumber(found[2]) + window.ms - now or",
+            "and found[2] + window.ms + 1 - now or",
         ),
         ("acquire_limit", "local at = now + hold", "local at = now"),
         ("acquire_limit", "if state[5] > now then", "if state[5] > now + 1 then"),
@@ -101,7 +101,7 @@ async def _take_all(client, setting, name, for_ms) -> int:
         ),
         ("acquire_limit", "window.burst + 1)", "window.burst + 2)"),
         ("acquire_limit", "and now + math.max(0, at - last) or at", "and now or at"),
-        ("acquire_limit", "window.left - before < room", "window.left + 1 - before < room"),
+        ("acquire_limit", "window.left < left then", "window.left + 1 < left then"),
         (
             "settle_limit",
             "window.used = window.used - old + new",

@@ -12,6 +12,7 @@ import pytest
 from penstock import LimitReached, SettingError
 from penstock.coordination.limits.answer import Usage
 from penstock.coordination.limits.limit import Limit
+from penstock.coordination.limits.lines import count_callers
 from penstock.coordination.limits.setting import setting_of
 from penstock.testing.eventually import eventually
 from penstock.testing.virtual_time import VirtualTime
@@ -262,7 +263,7 @@ async def waiting(limit, count):
     keys = limit.keys("all")
 
     async def as_many():
-        return await limit.client.call("ZCARD", keys.waiting) == count
+        return count_callers(await limit.client.call("HVALS", keys.tickets)) == count
 
     await eventually(as_many)
 

@@ -10,6 +10,7 @@ import msgspec
 from penstock.app import Penstock
 from penstock.coordination.limits.answer import Answer, WindowAnswer
 from penstock.coordination.limits.limit import EVERYONE, Limit
+from penstock.coordination.limits.lines import count_callers
 from penstock.coordination.limits.rates import Rate, parse_rates
 from penstock.coordination.limits.reservation import Reservation
 from penstock.coordination.limits.setting import Algorithm, LimitSetting
@@ -67,13 +68,13 @@ async def show_limit(app: Penstock, name: str, key: str = EVERYONE) -> LimitView
     answer = await limit.peek(key=key)
     if answer.reason == "away":
         raise Unreachable("the server went away")  # that is not the same as nothing left
-    waiting = await app.redis.call("ZCARD", limit.keys(key).waiting, role=Role.RATELIMIT)
+    tickets = await app.redis.call("HVALS", limit.keys(key).tickets, role=Role.RATELIMIT)
     return LimitView(
         **msgspec.structs.asdict(_line(name, limit.setting)),
         key=key,
         windows=list(answer.windows),
         penalty_s=answer.retry_after_s if answer.reason == "penalty" else 0.0,
-        waiting=waiting,
+        waiting=count_callers(tickets),
     )
 
 

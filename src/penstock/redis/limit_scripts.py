@@ -26,16 +26,19 @@ class LimitScripts(ScriptCaller):
         hold_ms: int,
         ticket: str,
         priority: int,
-        ticket_ms: int,
+        waiting: bytes,
         given_back: Sequence[Argument],
         setting: Sequence[Argument],
     ) -> list[int | bytes]:
-        """Take permits: granted, ms to wait, ms logged, id, why not, ahead, then each window."""
+        """Take permits: granted, ms to wait, ms logged, id, why not, ahead, then each window.
+
+        For callers that wait, `waiting` says who they are; then the waits asked for come last.
+        """
         return await self.run(
             "acquire_limit",
             (keys.log, keys.state, keys.waiting, keys.tickets),
             (
-                *(algorithm, wanted, fewest, share, hold_ms, ticket, priority, ticket_ms),
+                *(algorithm, wanted, fewest, share, hold_ms, ticket, priority, waiting),
                 *(*given_back, *setting),
             ),
             Role.RATELIMIT,

@@ -27,13 +27,16 @@ from penstock.redis.keys.slots import key_slot
 from penstock.redis.node import Role
 from penstock.redis.wire import Argument, Wire, pack
 
-__all__ = ["NOTHING_BACK", "Asker", "Question"]
+__all__ = ["NOTHING_BACK", "Asker", "GroupAnswer", "Question", "check_priority"]
 
 NOTHING_BACK: Final[tuple[Argument, ...]] = ("", 0, 0, 0)
 _HIGHEST_PRIORITY: Final = 1000
 _MOST_KNOWN: Final = 1024
 _REASONS: Final[tuple[Reason, ...]] = ("", "limit", "line", "penalty")
 _WINDOWS_FROM: Final = 6
+_LONGEST_PACE_S: Final = 0.01
+# Of a window: a permit that is taken so much later is missing for so long.
+_PACE_PART: Final = 0.005
 _NOTHING_DONE: Final = (ClusterDown, ReadOnlyReplica, Redirected, ScriptMissing, Unreachable)
 
 
@@ -47,8 +50,21 @@ class Question:
     fewest: int | None = None
     share: float = 1
     hold_ms: int = 0
-    ticket: str = ""
     given_back: Sequence[Argument] = NOTHING_BACK
+    ticket: str = ""
+    waiting: bytes = b""
+
+
+@dataclass(frozen=True, slots=True)
+class GroupAnswer:
+    """What was granted to a group of callers, and when the next of them should ask."""
+
+    answer: Answer
+    wait_s: float
+    ahead: int
+    """Tickets of other processes that are before."""
+    waits_s: list[float]
+    """For each depth of the line that was asked for."""
 
 
 class Asker:
@@ -59,7 +75,6 @@ class Asker:
         self._client, self._name, self._declared = client, name, declared
         settings = client.settings.limits
         self._refresh_s, self._buckets = settings.refresh_s, settings.buckets
-        self._ticket_ms = round((settings.recheck_s + settings.ticket_s) * 1000)
         self._known: LimitSetting | None = None
         self._rates = declared.used_rates
         self._arguments: tuple[Argument, ...] = ()
@@ -74,6 +89,22 @@ class Asker:
     def setting(self) -> LimitSetting:
         """How it is set, as far as this process knows."""
         return self._known or self._declared
+
+    @property
+    def most(self) -> int:
+        """The largest cost that can be granted."""
+        return min(map(self.setting.most_of, self._rates))
+
+    @property
+    def pace_s(self) -> float:
+        """How long permits may lie unused while callers wait, with hardly any loss of the rate.
+
+        So long a process waits for more of them before it asks again.
+        """
+        setting = self.setting
+        if setting.algorithm != "gcra":
+            return min(_LONGEST_PACE_S, setting.rates[0].period_s * _PACE_PART)
+        return min(_LONGEST_PACE_S, *(setting.slack_s(rate) / 2 for rate in self._rates))
 
     def keys(self, key: str) -> LimitKeys:
         known = self._keys.get(key)
@@ -114,7 +145,7 @@ class Asker:
         slot = key_slot(self.keys(key).state) if self._client.keys.cluster else None
         wire = self._wires.get(slot)
         if wire is None or not wire.alive or wire.behind:
-            answer, _ = await self.ask(Question(key, cost, priority))
+            answer = await self.ask(Question(key, cost, priority))
             if len(self._wires) < _MOST_KNOWN:
                 with suppress(ServerError):  # the permits are taken: that is what the caller asks
                     self._wires[slot] = await self._client.wire(Role.RATELIMIT, slot=slot)
@@ -124,24 +155,34 @@ class Asker:
             if not isinstance(reply, _NOTHING_DONE):
                 raise reply
             self._wires.pop(slot, None)
-            return (await self.ask(Question(key, cost, priority)))[0]
+            return await self.ask(Question(key, cost, priority))
         return self._answer(reply, cost)
 
-    async def ask(self, question: Question) -> tuple[Answer, int]:
-        """Ask the server; the answer, and how many wait before."""
+    async def ask(self, question: Question) -> Answer:
+        """Ask the server."""
+        return self._answer(await self._reply_to(question), question.cost)
+
+    async def ask_for_group(self, question: Question) -> GroupAnswer:
+        """Ask for callers that wait."""
+        reply = await self._reply_to(question)
+        depths_from = _WINDOWS_FROM + 2 * len(self._rates)
+        waits = [_seconds(ms) for ms in reply[depths_from:]]
+        answer = self._answer(reply[:depths_from], question.cost)
+        return GroupAnswer(answer, _seconds(reply[1]), reply[5], waits)
+
+    async def _reply_to(self, question: Question) -> list[Any]:
         await self.refresh()
-        _check_priority(question.priority)
-        reply: list[Any] = await self._client.scripts.acquire_limit(
+        check_priority(question.priority)
+        return await self._client.scripts.acquire_limit(
             keys=self.keys(question.key), **self._words(question)
         )
-        return self._answer(reply, question.cost), reply[5]
 
     def _answer(self, reply: list[Any], cost: int) -> Answer:
         granted, wait_ms, logged_ms, permit, why = reply[:5]
         return Answer(
             granted > 0 or (not cost and not why),
             granted,
-            wait_ms / 1000 if wait_ms >= 0 else math.inf,
+            _seconds(wait_ms) if not granted else 0.0,
             _REASONS[int(why)],
             self._rates,
             reply[_WINDOWS_FROM:],
@@ -157,7 +198,7 @@ class Asker:
             "hold_ms": question.hold_ms,
             "ticket": question.ticket,
             "priority": question.priority,
-            "ticket_ms": self._ticket_ms,
+            "waiting": question.waiting,
             "given_back": question.given_back,
             "setting": self._arguments,
         }
@@ -169,7 +210,7 @@ class Asker:
             self._packed_for = (script, version)
         packed = self._packed.get((key, cost, priority))
         if packed is None:
-            _check_priority(priority)
+            check_priority(priority)
             keys, words = self.keys(key), self._words(Question(key, cost, priority))
             setting, given_back = words.pop("setting"), words.pop("given_back")
             packed = pack(
@@ -184,6 +225,10 @@ class Asker:
         return packed
 
 
-def _check_priority(priority: int) -> None:
+def _seconds(ms: int) -> float:
+    return ms / 1000 if ms >= 0 else math.inf
+
+
+def check_priority(priority: int) -> None:
     if type(priority) is not int or abs(priority) > _HIGHEST_PRIORITY:
         raise SettingError("priority", priority, f"a whole number, ±{_HIGHEST_PRIORITY} at most")

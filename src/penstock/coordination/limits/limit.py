@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-import asyncio
 import math
-import time
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from datetime import timedelta
 from typing import Any, Final, Literal, Self, Unpack
-from uuid import uuid4
 
 import msgspec
 
 from penstock.coordination.hints import Hints
 from penstock.coordination.limits.answer import Answer, Usage
-from penstock.coordination.limits.asking import Asker, Question
+from penstock.coordination.limits.asking import Asker, Question, check_priority
 from penstock.coordination.limits.gate import LimitGate
 from penstock.coordination.limits.leased import LeasedPermits
+from penstock.coordination.limits.lines import LocalLines
 from penstock.coordination.limits.provider import counted_by_provider
 from penstock.coordination.limits.rates import MOST, Windows, parse_rates
 from penstock.coordination.limits.reservation import Reservation
@@ -30,7 +28,6 @@ from penstock.redis.client import Client
 from penstock.redis.keys.coordination import LimitKeys
 from penstock.redis.keys.names import check_name
 from penstock.redis.wire import Argument
-from penstock.runtime.backoff import retry_delay_s
 
 __all__ = ["EVERYONE", "Away", "Limit", "LimitWords"]
 
@@ -38,8 +35,6 @@ EVERYONE: Final = "all"
 """The key of a limit that is not counted for each client apart."""
 Away = Literal["closed", "share"]
 _AWAY_RETRY_S: Final = 1.0
-# A line of so many makes its callers look half as often.
-_LONG_LINE: Final = 100
 
 
 class LimitWords(SettingWords, total=False):
@@ -78,7 +73,6 @@ class Limit:
         self.name = check_name("limit", name)
         self.client = client
         self._asker = Asker(client, name, setting)
-        self._settings = client.settings.limits
         if type(lease) is not int or not 0 <= lease <= MOST:
             raise SettingError("limit.lease", lease, "how many permits to take in advance, or 0")
         if away not in {"closed", "share"}:
@@ -87,6 +81,7 @@ class Limit:
             raise SettingError("limit.share", share, "the part of each process, with away='share'")
         self._leased = LeasedPermits(self, lease, hints) if lease else None
         self._local = LocalShare(setting, share) if away == "share" else None
+        self._lines = LocalLines(self, self._asker)
 
     @classmethod
     def of(
@@ -124,9 +119,8 @@ class Limit:
         try:
             answer = await self._asker.plain(key, _checked_cost(cost), priority)
         except ServerError as error:
-            return self._unanswered(error, key, cost)
-        if self._local is not None:
-            self._local.note(key, answer.granted)
+            return self.unanswered(error, key, cost)
+        self.note(key, answer.granted)
         return answer
 
     async def acquire(
@@ -139,7 +133,7 @@ class Limit:
     ) -> Answer:
         """Wait for permits: in the order of asking, those of higher `priority` first.
 
-        LimitReached if they will not come within `timeout` seconds; that is known at once.
+        LimitReached if they will not come within `timeout` seconds; mostly that is known at once.
         """
         if self._leased is not None:
             answer = await self.try_acquire(cost, key=key, priority=priority)
@@ -211,11 +205,19 @@ class Limit:
         )
 
     async def reset(self, *, key: str = EVERYONE) -> None:
-        """Forget all that was counted for a key, and its penalty; those who wait go on."""
+        """Forget all that was counted for a key, and its penalty; those who wait go on.
+
+        Whatever is stored in the place of the line and is not one is removed as well.
+        """
         keys = self.keys(key)
         if self._leased is not None:
             self._leased.drop(key)
-        await self.client.call("DEL", keys.log, keys.state)
+        foreign = [
+            place
+            for place, kind in ((keys.waiting, b"zset"), (keys.tickets, b"hash"))
+            if await self.client.call("TYPE", place) != kind
+        ]
+        await self.client.call("DEL", keys.log, keys.state, *foreign)
 
     async def edit(self, setting: LimitSetting | Windows) -> None:
         """Set the limit anew for all processes, whatever their code says.
@@ -244,11 +246,10 @@ class Limit:
     async def ask(self, question: Question) -> Answer:
         """Ask once, without waiting."""
         try:
-            answer, _ = await self._asker.ask(question)
+            answer = await self._asker.ask(question)
         except ServerError as error:
-            return self._unanswered(error, question.key, question.cost)
-        if self._local is not None:
-            self._local.note(question.key, answer.granted)
+            return self.unanswered(error, question.key, question.cost)
+        self.note(question.key, answer.granted)
         return answer
 
     async def settle(
@@ -264,6 +265,19 @@ class Limit:
             setting=setting,
         )
 
+    def note(self, key: str, cost: int) -> None:
+        """Count permits that this process was granted, for a share of its own."""
+        if self._local is not None:
+            self._local.note(key, cost)
+
+    def unanswered(self, error: ServerError, key: str, cost: int) -> Answer:
+        """Answer in the place of a server that is away."""
+        if not error.transient:
+            raise error
+        if self._local is not None:
+            return self._local.take(key, cost)
+        return Answer(allowed=False, granted=0, retry_after_s=_AWAY_RETRY_S, reason="away")
+
     # ---- inside
 
     async def _wait(
@@ -274,54 +288,13 @@ class Limit:
         priority: int,
     ) -> Answer:
         patience_s = math.inf if timeout is None else seconds_of(timeout, "timeout")
-        deadline = time.monotonic() + patience_s
-        ticket = uuid4().hex if patience_s > 0 else ""
-        failures, stands = 0, False
-        try:
-            while True:
-                ahead = 0
-                try:
-                    stands = bool(ticket)
-                    answer, ahead = await self._asker.ask(
-                        Question(key, cost, priority, ticket=ticket)
-                    )
-                    failures = 0
-                except ServerError as error:
-                    answer = self._unanswered(error, key, cost)
-                    failures += 1
-                if answer.allowed:
-                    stands = False
-                    if self._local is not None and not failures:
-                        self._local.note(key, cost)
-                    return answer
-                left_s = deadline - time.monotonic()
-                never = math.isinf(answer.retry_after_s)
-                if left_s <= 0 or never or (answer.retry_after_s > left_s and not failures):
-                    raise LimitReached(self.name, key, answer.retry_after_s)
-                # No longer than a ticket lasts, or the place in line is lost.
-                longer_s = min(
-                    self._settings.recheck_s * ahead / _LONG_LINE, self._settings.ticket_s / 2
-                )
-                recheck_s = self._settings.recheck_s + longer_s
-                pause_s = retry_delay_s(failures) if failures else answer.retry_after_s
-                await asyncio.sleep(min(pause_s, recheck_s, left_s))
-        finally:
-            if stands:
-                await self._leave_line(key, ticket)
-
-    async def _leave_line(self, key: str, ticket: str) -> None:
-        try:
-            await self.client.scripts.leave_line(keys=self.keys(key), ticket=ticket)
-        except (ServerError, NotOpen):
-            return  # the ticket of a silent caller is void after a while
-
-    def _unanswered(self, error: ServerError, key: str, cost: int) -> Answer:
-        """Answer in the place of a server that is away."""
-        if not error.transient:
-            raise error
-        if self._local is not None:
-            return self._local.take(key, cost)
-        return Answer(allowed=False, granted=0, retry_after_s=_AWAY_RETRY_S, reason="away")
+        check_priority(priority)
+        if patience_s > 0:
+            return await self._lines.wait(key, priority, cost, patience_s)
+        answer = await self.ask(Question(key, cost, priority))
+        if not answer.allowed:
+            raise LimitReached(self.name, key, answer.retry_after_s)
+        return answer
 
 
 def _checked_cost(cost: int) -> int:

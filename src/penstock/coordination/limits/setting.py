@@ -77,9 +77,20 @@ class LimitSetting:
         """As the scripts take it."""
         told: list[Argument] = [buckets]
         for rate in self.used_rates:
-            burst = min(self.burst or max(1, rate.limit // _BURST_PART), rate.limit)
-            told += (rate.limit, rate.period_ms + self.margin_ms, burst)
+            told += (rate.limit, rate.period_ms + self.margin_ms, self._burst_of(rate))
         return tuple(told)
+
+    def slack_s(self, rate: Rate) -> float:
+        """Of the algorithm gcra: in what time a burst gathers; later permits are lost."""
+        burst = self._burst_of(rate)
+        return (burst - 1) * (rate.period_ms + self.margin_ms) / (rate.limit - burst + 1) / 1000
+
+    def most_of(self, rate: Rate) -> int:
+        """What can be had of a rate at once."""
+        return self._burst_of(rate) if self.algorithm == "gcra" else rate.limit
+
+    def _burst_of(self, rate: Rate) -> int:
+        return min(self.burst or max(1, rate.limit // _BURST_PART), rate.limit)
 
     def stored(self) -> bytes:
         """As it stands in the registry."""

@@ -67,12 +67,12 @@ class LimitKeys(FamilyKeys):
 
     @property
     def waiting(self) -> str:
-        """ZSET: tickets of callers that wait, in their order."""
+        """ZSET: tickets of processes whose callers wait, in their order."""
         return f"{self.root}penstock:limit:{self.home}:waiting"
 
     @property
     def tickets(self) -> str:
-        """HASH: from a ticket to what its caller wants and until when it counts."""
+        """HASH: from a ticket to what its callers want and when it was renewed."""
         return f"{self.root}penstock:limit:{self.home}:tickets"
 
 

@@ -4,7 +4,7 @@
 --
 -- KEYS[1]  ZSET    log of admitted calls, of the exact algorithm
 -- KEYS[2]  STRING  the limit's state
--- KEYS[3]  ZSET    tickets of callers that wait
+-- KEYS[3]  ZSET    tickets of those who wait, each of the foremost callers of a process
 -- KEYS[4]  HASH    what they want
 -- ARGV[1]  str     'exact', 'compact' or 'gcra'
 -- ARGV[2]  int     permits wanted; 0 to look only
@@ -13,16 +13,22 @@
 -- ARGV[5]  int     ms for which they may be used; 0 for at once
 -- ARGV[6]  str     ticket with which to wait if there are none, '' for a caller that does not
 -- ARGV[7]  int     priority
--- ARGV[8]  int     ms after which the ticket of a silent caller is void
+-- ARGV[8]  str     of callers that wait, as MessagePack: number of the group, ms since its first
+--                  caller came, ms since the last one behind it came, callers and permits wanted in
+--                  all, ms until they ask again at the latest, ms after which the ticket of a silent
+--                  process is void, the permits of each caller of the group, and the depths of the
+--                  line whose waits are asked for (permits up to there, permits of the last one)
 -- ARGV[9]  str     id of permits taken before that are given back, '' for none
 -- ARGV[10] int     how many those were
 -- ARGV[11] int     how many of them were used
 -- ARGV[12] int     the server's ms that was logged for them
 -- ARGV[13..] int   buckets of a window, then for each window its limit, its ms and its burst
 --
--- Returns  list  permits granted; ms to wait, -1 if there will never be enough; the server's ms that
---                was logged; id; why not: 0 '', 1 the limit, 2 others wait, 3 a penalty; how many
---                wait before; then for each window what is left and ms until it is all free
+-- Returns  list  permits granted, of a group to as many of its callers as they suffice for; ms to
+--                wait (of a group: for the next of it), -1 if there will never be enough; the
+--                server's ms that was logged; id, those of a group follow it; why not: 0 '', 1 the
+--                limit, 2 others wait, 3 a penalty; how many tickets are before; then for each
+--                window what is left and ms until it is all free; then ms to wait for each depth
 
 -- Include: time
 local algorithm, first = ARGV[1], 13
@@ -31,68 +37,102 @@ local algorithm, first = ARGV[1], 13
 -- Include: limitstate
 local wanted, fewest, hold = tonumber(ARGV[2]), tonumber(ARGV[3]), tonumber(ARGV[5])
 local ticket, priority = ARGV[6], tonumber(ARGV[7])
+local group = ticket ~= '' and cmsgpack.unpack(ARGV[8])
+local costs = group and group[8] or {fewest}
 if ARGV[9] ~= '' then
   change(ARGV[9], tonumber(ARGV[10]), tonumber(ARGV[11]), tonumber(ARGV[12]), now)
 end
 
-local before, ahead, line = 0, 0, {}
-if state[7] > 0 or ticket ~= '' then
--- Include: limitline
-  before, ahead = line.before(ticket, priority)
-end
-
-local room, most = math.huge, math.huge  -- room for us: what is left behind those before
+local left, most = math.huge, math.huge
 for place = 1, #windows do
   local window = windows[place]
   window.left = algo.room(window) - window.extra
-  if window.left - before < room then room = window.left - before end
+  if window.left < left then left = window.left end
   most = math.min(most, algorithm == 'gcra' and window.burst or window.limit)
 end
+local before, ahead, line = 0, 0, {}
+if state[7] > 0 or group then
+-- Include: limitline
+  before, ahead = line.before(left)
+end
+local room = left - before  -- room for us: what is left behind those before
 -- Whoever asks for so long takes the period for a longer one, from before an edit.
 local at = now + hold
 if hold > 0 and algo.reaches and not algo.reaches(at) then room = 0 end
-local grant, wait, reason = 0, 0, 0
+local grant, served, wait, reason = 0, 0, 0, 0
 if state[5] > now then
   wait, reason = state[5] - now, 3
 elseif wanted > 0 and room >= fewest then
-  grant = math.min(wanted, room, math.max(fewest, math.floor(room * ARGV[4])))
+  if group then
+    while served < #costs and grant + costs[served + 1] <= room do
+      served = served + 1
+      grant = grant + costs[served]
+    end
+  else
+    grant = math.min(wanted, room, math.max(fewest, math.floor(room * ARGV[4])))
+  end
 elseif wanted > 0 then
-  reason = room + before >= fewest and 2 or 1
+  reason = left >= fewest and 2 or 1
 end
 
+local number = state[3] + 1
 if grant > 0 then
-  state[3] = state[3] + 1
-  algo.take(grant, at)
-  if at > state[4] then state[4] = at end
-  if ticket ~= '' then line.leave(ticket) end
-elseif wanted > 0 then
-  if fewest > most then
-    wait = -1
-  else
-    for _, window in ipairs(windows) do
-      local need = fewest + before - window.left
-      if need > 0 then
-        local free = algo.wait(window, need)
-        if window.extra > 0 and window.extra_until - now < free then
-          -- What the provider counted leaves earlier: less of our own has to.
-          local rest = need - window.extra
-          free = math.max(window.extra_until - now, rest > 0 and algo.wait(window, rest) or 0)
-        end
-        -- Behind many who wait nobody can tell.
-        wait = math.max(wait, free < math.huge and free or window.ms)
-      end
-    end
-    if wait < 1 then wait = 1 end
+  for place = 1, math.max(served, 1) do
+    state[3] = state[3] + 1
+    algo.take(group and costs[place] or grant, at)
   end
-  if ticket ~= '' and wait >= 0 then line.stand(ticket, priority, fewest, tonumber(ARGV[8])) end
+  if at > state[4] then state[4] = at end
+end
+
+-- The ms until so many permits can have been given out, those before us taking theirs at once.
+local function wait_for(count)
+  local longest_wait = math.max(1, state[5] - now)
+  for _, window in ipairs(windows) do
+    local need, rounds, period = count - algo.room(window) + window.extra, 0, algo.period(window)
+    if need > 0 then
+      local counted = period and math.max(window.limit, window.used + window.extra) or need
+      if need > counted then
+        -- Those before use up whole windows.
+        rounds = math.ceil((need - counted) / window.limit)
+        need = need - rounds * window.limit
+      end
+      local free = algo.wait(window, need)
+      if window.extra > 0 and window.extra_until - now < free then
+        -- What the provider counted leaves earlier: less of our own has to.
+        local rest = need - window.extra
+        free = math.max(window.extra_until - now, rest > 0 and algo.wait(window, rest) or 0)
+      end
+      if free == math.huge then free = period end
+      longest_wait = math.max(longest_wait, free + (rounds > 0 and rounds * period or 0))
+    end
+  end
+  return math.min(longest_wait, 1e12)
+end
+
+local following = costs[served + 1]
+if wanted > 0 and following and (group or grant == 0) then
+  if following > most then
+    wait = grant == 0 and -1 or 1
+  else
+    wait = wait_for(before + following)
+  end
+end
+if group and following and wait >= 0 then
+  line.stand(served, grant, wait)
+elseif group then
+  line.leave()
 end
 if not (is_new and wanted == 0) then save() end
 
-local reply = {grant, math.ceil(wait), at, string.format('%.0f', state[8] + state[3]), reason, ahead}
+local id = string.format('%.0f', state[8] + (grant > 0 and number or state[3]))
+local reply = {grant, math.ceil(wait), at, id, reason, ahead}
 for place = 1, #windows do
   local window = windows[place]
   local reset = algo.reset(window)
   if window.extra > 0 then reset = math.max(reset, window.extra_until - now) end
   reply[5 + 2 * place], reply[6 + 2 * place] = algo.room(window) - window.extra, math.ceil(reset)
+end
+for _, depth in ipairs(group and group[9] or {}) do
+  reply[#reply + 1] = depth[2] > most and -1 or math.ceil(wait_for(before + depth[1] - grant))
 end
 return reply

@@ -1,6 +1,6 @@
 -- leave_line: wait for a limit no longer.
 --
--- KEYS[1]  ZSET  tickets of callers that wait
+-- KEYS[1]  ZSET  tickets of those who wait
 -- KEYS[2]  HASH  what they want
 -- ARGV[1]  str   ticket
 --

@@ -98,6 +98,10 @@
     return math.huge
   end
 
+  function algo.period(window)
+    return window.ms * (1 + 1 / window.buckets)
+  end
+
   function algo.told(window, used, reset)
     -- Of the oldest bucket some may have left the provider's window.
     local own = window.used - count_in(window, oldest_in(window))

@@ -1,6 +1,8 @@
   -- Every admitted call with its weight is in a log; what is in a window is summed up as calls
   -- come and leave. `edge`: what is logged up to there is not in the window any more; `oldest`:
   -- nothing that is in it was logged before.
+  local MOST_READ = 5000
+
   local function weight_of(member)
     local weight = string.match(member, '^c%d+%*?(%d*)$')
     return weight == '' and 1 or tonumber(weight or 0)  -- others do not ask, and do not count
@@ -111,12 +113,18 @@
     end
   end
 
-  -- The ms until `need` more have left a window.
+  -- The ms until `need` more have left a window; of a long log with weights, until the earliest time
+  -- at which they may have.
   function algo.wait(window, need)
-    local place, leaves = 0, now
-    while need > 0 do
-      local some = redis.call('ZRANGEBYSCORE', KEYS[1], '(' .. window.edge, '+inf', 'WITHSCORES',
-        'LIMIT', place, 100)
+    if need > window.used then return math.huge end
+    local place = redis.call('ZCOUNT', KEYS[1], '-inf', window.edge)
+    if window.used == redis.call('ZCARD', KEYS[1]) - place then
+      local found = redis.call('ZRANGE', KEYS[1], place + need - 1, place + need - 1, 'WITHSCORES')
+      return found[2] and tonumber(found[2]) + window.ms - now or math.huge
+    end
+    local last, leaves = place + MOST_READ, now
+    while need > 0 and place < last do
+      local some = redis.call('ZRANGE', KEYS[1], place, place + 99, 'WITHSCORES')
       if not some[1] then return math.huge end
       for index = 1, #some, 2 do
         need = need - weight_of(some[index])
@@ -126,6 +134,10 @@
       place = place + 100
     end
     return leaves - now
+  end
+
+  function algo.period(window)
+    return window.ms
   end
 
   function algo.told(window, used, reset)

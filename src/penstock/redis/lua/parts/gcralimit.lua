@@ -46,11 +46,13 @@
     end
   end
 
+  -- Also of more than a burst: those before take theirs as it drains.
   function algo.wait(window, need)
     local spare = window.burst - algo.room(window) - need
-    if spare < 0 then return math.huge end
     return window.used - (spare + 1e-9) * window.edge
   end
+
+  function algo.period() end
 
   function algo.told(window, used, reset)
     -- Until the provider's reset no more drains than it has left.

@@ -1,55 +1,89 @@
--- Callers that wait for a limit, in their order: those of higher priority first, then by arrival.
--- A ticket holds "cost deadline"; one past its deadline is of a caller that has gone.
-local PRIORITY_STEP = 4e12  -- more than any id
+-- Those who wait for a limit: for each process and priority one ticket, of its foremost callers. The
+-- order is by priority, then by the time at which the first of these callers came.
+--
+-- A ticket holds whole numbers: group, what it wants, what all callers of its process want, how many
+-- they are, the ms at which the last of them came, when it was renewed, within how many ms it asks
+-- again, and after how many it is void.
+local PRIORITY_STEP = 4e12  -- more than any time
+-- A process that does not ask when it is to ask is passed over; so long after that.
+local LATE_MS = 100
+-- The longest times that settings allow, and then some.
+local LONGEST_PAUSE_MS, LONGEST_TICKET_MS = 600000, 1200000
+local CHUNK, MOST_READ, MOST_DEAD = 32, 128, 512
+local TICKET = '^(%d+) (%d+) (%d+) (%d+) (%d+) (%d+) (%d+) (%d+)$'
 
-if state[7] == 2 then
-  local told = redis.call('HGETALL', KEYS[4])
-  for place = 1, #told, 2 do
-    local cost = string.match(told[place + 1], '^%d+')
-    redis.call('HSET', KEYS[4], told[place], string.format('%s %.0f', cost, now + ARGV[8]))
+local base = -priority * PRIORITY_STEP
+local came = group and now + time[2] % 1000 / 1000 - group[2]
+local score = group and base + came or base + PRIORITY_STEP
+if group then
+  -- The message took its time each time; the shortest is the nearest to the truth.
+  local known = tonumber(redis.call('ZSCORE', KEYS[3], ticket) or nil)
+  local told = redis.call('HGET', KEYS[4], ticket)
+  if known and told and string.match(told, '^%d+') == string.format('%.0f', group[1]) then
+    score = math.min(score, known)
   end
-  state[7] = 1
 end
 
--- What those before a caller want together, and how many they are; the dead among them leave.
-function line.before(ticket, priority)
+-- What is kept for a ticket before ours, nil if it is void.
+local function kept_for(told, its_score)
+  local _, want, all, _, last, renewed, pause, void = string.match(told or '', TICKET)
+  local since = renewed and now - renewed
+  if not since or since < 0 or since > math.min(void, LONGEST_TICKET_MS) then return nil end
+  if since > math.min(pause, LONGEST_PAUSE_MS) + LATE_MS then return 0 end
+  -- Callers that came before our first go before it, whether they are among the foremost or not.
+  local is_all = not group or its_score < base or tonumber(last) <= came
+  return math.min(is_all and all or want, 1e12)
+end
+
+-- What those before us want together, and how many tickets they are. Void tickets leave. Of a long
+-- line that leaves us nothing anyway, the rest is taken to want as much as its beginning.
+function line.before(left)
   if state[7] == 0 then return 0, 0 end
-  local own = ticket ~= '' and redis.call('ZSCORE', KEYS[3], ticket)
-  local score = tonumber(own or -priority * PRIORITY_STEP + PRIORITY_STEP)
-  local total, ahead, dead = 0, 0, {}
-  local names = redis.call('ZRANGEBYSCORE', KEYS[3], '-inf', '(' .. string.format('%.0f', score))
-  for from = 1, #names, 1000 do
-    local some = {unpack(names, from, math.min(#names, from + 999))}
-    for place, told in ipairs(redis.call('HMGET', KEYS[4], unpack(some))) do
-      local cost, deadline = string.match(told or '', '^(%d+) (%d+)$')
-      if cost and tonumber(deadline) >= now then
-        total, ahead = total + cost, ahead + 1
+  local upto, total, ahead, read, dead = '(' .. string.format('%.3f', score), 0, 0, 0, 0
+  local has_more = true
+  while has_more and read < MOST_READ and dead < MOST_DEAD and (read == 0 or total <= left) do
+    local found = redis.call('ZRANGEBYSCORE', KEYS[3], '-inf', upto, 'WITHSCORES', 'LIMIT', read,
+      CHUNK)
+    local names = {}
+    for place = 1, #found, 2 do names[#names + 1] = found[place] end
+    has_more = #names == CHUNK
+    local told = names[1] and redis.call('HMGET', KEYS[4], unpack(names)) or {}
+    for place, name in ipairs(names) do
+      local kept = name == ticket and 0 or kept_for(told[place], tonumber(found[2 * place]))
+      if kept then
+        read = read + 1
+        if kept > 0 then total, ahead = total + kept, ahead + 1 end
       else
-        dead[#dead + 1] = some[place]
+        dead = dead + 1
+        redis.call('ZREM', KEYS[3], name)
+        redis.call('HDEL', KEYS[4], name)
       end
     end
   end
-  for _, name in ipairs(dead) do
-    redis.call('ZREM', KEYS[3], name)
-    redis.call('HDEL', KEYS[4], name)
+  if has_more then
+    local rest = redis.call('ZCOUNT', KEYS[3], '-inf', upto) - read
+    total, ahead = total + rest * math.max(1, total / math.max(1, ahead)), ahead + rest
+  elseif ahead == 0 and redis.call('EXISTS', KEYS[3]) == 0 then
+    state[7] = 0
   end
-  if ahead == 0 and redis.call('EXISTS', KEYS[3]) == 0 then state[7] = 0 end
   return total, ahead
 end
 
-function line.stand(ticket, priority, cost, ticket_ms)
-  if not redis.call('ZSCORE', KEYS[3], ticket) then
-    state[3] = state[3] + 1
-    local score = state[8] + state[3] - priority * PRIORITY_STEP
-    redis.call('ZADD', KEYS[3], string.format('%.0f', score), ticket)
-  end
-  redis.call('HSET', KEYS[4], ticket, string.format('%.0f %.0f', cost, now + ticket_ms))
-  redis.call('PEXPIRE', KEYS[3], math.ceil(2 * ticket_ms) + 1000)
-  redis.call('PEXPIRE', KEYS[4], math.ceil(2 * ticket_ms) + 1000)
+-- Waits on, after `served` of the group were granted `grant`.
+function line.stand(served, grant, wait)
+  local want = -grant
+  for _, cost in ipairs(costs) do want = want + cost end
+  redis.call('ZADD', KEYS[3], string.format('%.3f', score), ticket)
+  redis.call('HSET', KEYS[4], ticket, string.format('%.0f %.0f %.0f %.0f %.0f %.0f %.0f %.0f',
+    group[1], want, group[5] - grant, group[4] - served, math.max(0, now - group[3]), now,
+    math.min(wait, group[6]), group[7]))
+  redis.call('PEXPIRE', KEYS[3], 2 * group[7] + 1000)
+  redis.call('PEXPIRE', KEYS[4], 2 * group[7] + 1000)
   state[7] = 1
 end
 
-function line.leave(ticket)
+function line.leave()
+  if state[7] == 0 then return end
   redis.call('ZREM', KEYS[3], ticket)
   redis.call('HDEL', KEYS[4], ticket)
   if redis.call('EXISTS', KEYS[3]) == 0 then state[7] = 0 end

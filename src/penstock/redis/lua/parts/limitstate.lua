@@ -9,7 +9,6 @@ end
 
 if set_back then
   state[4], state[5], state[6] = retimed(state[4]), retimed(state[5]), 0
-  if state[7] == 1 then state[7] = 2 end
 end
 
 local windows, longest, buckets = {}, 0, tonumber(ARGV[first])
@@ -36,7 +35,8 @@ end
 
 -- What an algorithm has, for each window: begin (nothing is counted yet), advance (time passes),
 -- renew (the clock was set back, or the period is new), adopt (another algorithm has counted so
--- many), room, wait, reset, told; and for all of them: take, change.
+-- many), room, wait, period (after which what is taken can be taken again), reset, told; and for
+-- all of them: take, change.
 local algo = {}
 if algorithm == 'exact' then
 -- Include: exactlimit

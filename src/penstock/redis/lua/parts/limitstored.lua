@@ -1,6 +1,6 @@
 -- What is stored of a limit: a list, as MessagePack: algorithm, the latest `now`, number of the latest
 -- permits, the latest time that was logged, the end of the penalty, when the log expires, whether
--- callers wait (2: perhaps, and by deadlines of another clock), what to add to a number for an id;
+-- callers may wait, what to add to a number for an id;
 -- then for each window its ms, what is used, edge and oldest (all of its own algorithm), what the
 -- provider has counted besides and until when, its buckets ('' for none), and the number of the
 -- latest permits that it knows nothing of.
@@ -12,7 +12,7 @@ local stored = redis.call('GET', KEYS[2])
 local is_new = not stored
 -- Ids go on from the time, so that those of a state that was forgotten do not come again; its line
 -- may still be there.
-local state = stored and cmsgpack.unpack(stored) or {algorithm, now, 0, 0, 0, 0, 2, now}
+local state = stored and cmsgpack.unpack(stored) or {algorithm, now, 0, 0, 0, 0, 1, now}
 local last = state[2]
 local set_back = last - now > FROZEN_MS
 if now < last and not set_back then now = last end

@@ -1,0 +1,118 @@
+"""A line of a limit as it is to be: kept by hand, every ticket looked at each time."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import msgspec
+
+LATE_MS = 100
+
+
+@dataclass
+class Group:
+    """The foremost callers of a process, as it tells of them."""
+
+    costs: list[int]
+    number: int = 1
+    age_ms: int = 0
+    last_age_ms: int = 0
+    behind: int = 0
+    """What callers behind the group want; each one permit."""
+    pause_ms: int = 500
+    ticket_ms: int = 3_000
+    depths: list[tuple[int, int]] = field(default_factory=list)
+
+    def told(self) -> bytes:
+        return msgspec.msgpack.encode(
+            (
+                self.number,
+                self.age_ms,
+                self.last_age_ms,
+                len(self.costs) + self.behind,
+                sum(self.costs) + self.behind,
+                self.pause_ms,
+                self.ticket_ms,
+                self.costs,
+                self.depths,
+            )
+        )
+
+
+@dataclass
+class Ticket:
+    """One that stands in line."""
+
+    priority: int
+    number: int
+    came: int
+    want: int
+    total: int
+    last: int
+    renewed: int
+    pause_ms: int
+    ticket_ms: int
+
+    def is_void(self, now: int) -> bool:
+        return now - self.renewed > self.ticket_ms
+
+    def kept(self, now: int, priority: int, came: int | None) -> int:
+        """What is kept for it from one who stands behind."""
+        if now - self.renewed > self.pause_ms + LATE_MS:
+            return 0
+        all_of_it = came is None or self.priority > priority or self.last <= came
+        return self.total if all_of_it else self.want
+
+
+@dataclass
+class Line:
+    """All tickets, and what was taken."""
+
+    limit: int
+    period_ms: int
+    tickets: dict[str, Ticket] = field(default_factory=dict)
+    taken: list[tuple[int, int]] = field(default_factory=list)
+
+    def ask(self, name: str, priority: int, group: Group, now: int) -> tuple[int, int]:
+        """What the callers get, and how many tickets are before theirs."""
+        own, came = self.tickets.get(name), None
+        if name:
+            came = now - group.age_ms
+            if own is not None and own.number == group.number:
+                came = min(came, own.came)
+        place = (-priority, came if came is not None else float("inf"))
+        ahead = {
+            other: one
+            for other, one in self.tickets.items()
+            if other != name and (-one.priority, one.came) < place
+        }
+        for other, one in ahead.items():
+            if one.is_void(now):
+                del self.tickets[other]
+        kept = [one.kept(now, priority, came) for one in ahead.values() if not one.is_void(now)]
+        left = self.limit - sum(cost for at, cost in self.taken if at > now - self.period_ms)
+        granted = self._grant(group.costs, left - sum(kept), now)
+        if name:
+            self.tickets.pop(name, None)
+            if granted < sum(group.costs):
+                self.tickets[name] = Ticket(
+                    priority,
+                    group.number,
+                    came,
+                    sum(group.costs) - granted,
+                    sum(group.costs) + group.behind - granted,
+                    now - group.last_age_ms,
+                    now,
+                    group.pause_ms,
+                    group.ticket_ms,
+                )
+        return granted, sum(one > 0 for one in kept)
+
+    def _grant(self, costs: list[int], room: int, now: int) -> int:
+        granted = 0
+        for cost in costs:
+            if granted + cost > room:
+                break
+            granted += cost
+            self.taken.append((now, cost))
+        return granted
