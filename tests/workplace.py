@@ -64,7 +64,7 @@ class Workplace:
     def begin(self, app: Penstock, **options: Any) -> Worker:
         """As `start`, for a worker that may never get ready."""
         worker = app.worker(**options)
-        self._running[worker] = asyncio.create_task(worker.run(signals=False))
+        self._running[worker] = asyncio.create_task(worker.run())
         return worker
 
     async def ended(self, worker: Worker, within_s: float = 5.0) -> int:

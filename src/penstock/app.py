@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping,
 from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, ParamSpec, Self, TypeVar, Unpack, overload
+from weakref import WeakSet
 
 from penstock.coordination.access import Coordination
 from penstock.redis.client import Client
@@ -63,6 +64,7 @@ class Penstock(Coordination):
         self.redis = Client(self.settings)
         self.codec = Codec(self.settings.codec)
         self._topics: list[Topic] = []
+        self._workers: WeakSet[Worker] = WeakSet()
         self._registry: QueueRegistry | None = None
         self._schedules: Schedules | None = None
         self._overrides: Overrides | None = None
@@ -82,8 +84,14 @@ class Penstock(Coordination):
         await self.redis.open()
 
     async def close(self) -> None:
-        """End every connection. May come twice, or before any open."""
+        """End every connection. May come twice, or before any open.
+
+        Workers that still run here are cut first, so that they give their jobs back: a program
+        that ends by Ctrl-C often leaves this block before it has stopped them.
+        """
         try:
+            for worker in list(self._workers):
+                await worker.cut()
             await self.close_coordination()
             for topic in self._topics:
                 await topic.close()
@@ -378,6 +386,7 @@ class Penstock(Coordination):
 
         support.append(WindowCloser(self.redis, self.codec, self._windows.values()))
         worker = Worker(work=work, support=support, settings=self.settings.worker)
+        self._workers.add(worker)
         return worker
 
     def _consumers(self, support: list[Service], heartbeats: HeartbeatThread) -> list[Consumer]:

@@ -46,14 +46,14 @@ class Worker:
         """Errors that services failed with; each is in the log as well."""
         return self._worker.failures
 
-    def run(self, *, signals: bool = True) -> int:
+    def run(self, *, handle_signals: bool = False) -> int:
         """Run in this thread until stopped; the exit code. As `penstock.runtime.Worker.run`."""
         with asyncio.Runner() as runner:
-            return runner.run(self._run(signals))
+            return runner.run(self._run(handle_signals))
 
     def run_forever(self) -> int:
         """Run as the purpose of this process; the exit code."""
-        return run_process(lambda: self._run(signals=True))
+        return run_process(lambda: self._run(handle_signals=True))
 
     def ask_to_stop(self) -> None:
         """Ask for the end without waiting for it; from any thread."""
@@ -73,14 +73,14 @@ class Worker:
         """Whether the worker does its work now, and if not, why. Cheap; from any thread."""
         return self._worker.readiness()
 
-    async def _run(self, signals: bool) -> int:
+    async def _run(self, handle_signals: bool) -> int:
         if not self._turn.acquire(blocking=False):
             raise NotOpen("a worker of this application is running in this process already")
         try:
             with self._gate:
                 self._loop = asyncio.get_running_loop()
             async with self._app:
-                return await self._worker.run(signals=signals)
+                return await self._worker.run(handle_signals=handle_signals)
         finally:
             with self._gate:
                 self._ended.set()

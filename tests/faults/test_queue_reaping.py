@@ -131,7 +131,7 @@ async def test_whatever_a_dead_worker_had_in_hand_comes_back(make_queue_crew, va
         await claims_of_the_dead(crew, 1, len(ODD), ODD)
         crew.queue.handler(_takes_anything)
         worker = crew.app.worker()
-        running = asyncio.create_task(worker.run(signals=False))
+        running = asyncio.create_task(worker.run())
 
         async def all_are_out():
             dead = await crew.app.redis.call("ZCARD", crew.keys.dead_workers)

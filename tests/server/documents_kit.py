@@ -91,7 +91,7 @@ class Library:
         services = self.documents.attend(watch=False)
         (self.tidier,) = [one for one in services if isinstance(one, Tidier)]
         worker = self.app.worker(queues=[QUEUE], services=services)
-        running = asyncio.create_task(worker.run(signals=False), name="worker of the library")
+        running = asyncio.create_task(worker.run(), name="worker of the library")
 
         async def stop() -> None:
             await worker.stop()

@@ -299,10 +299,21 @@ async def test_a_worker_outside_the_main_thread_runs_without_signal_handlers() -
     await asyncio.get_running_loop().shutdown_default_executor()
 
 
+async def test_a_worker_inside_a_program_leaves_its_signals_alone(clock, diary) -> None:
+    handlers = [signal.getsignal(number) for number in STOP_SIGNALS]
+    job = Job("job", clock, diary)
+    worker = worker_of(job, clock=clock)
+    run = asyncio.create_task(worker.run())
+    await job.begun.wait()
+    assert [signal.getsignal(number) for number in STOP_SIGNALS] == handlers
+    await worker.stop()
+    assert await run == 0
+
+
 async def test_signals_drain_and_the_second_one_cuts(clock, diary) -> None:
     job = Job("job", clock, diary, takes_s=100)
     worker = worker_of(job, clock=clock)
-    run = asyncio.create_task(worker.run())
+    run = asyncio.create_task(worker.run(handle_signals=True))
     await job.begun.wait()
     os.kill(os.getpid(), signal.SIGTERM)
     await eventually(lambda: job.stopping)

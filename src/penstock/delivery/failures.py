@@ -13,7 +13,7 @@ import msgspec
 
 from penstock.delivery.retries import DeadLetter, parts_of
 
-__all__ = ["Failure"]
+__all__ = ["Failure", "handler_part"]
 
 _LONGEST_MESSAGE = 1000
 _LONGEST_STACK_BYTES = 8 * 1024
@@ -54,6 +54,17 @@ class Failure(msgspec.Struct, frozen=True, kw_only=True):
             at_ms=at_ms,
             attempt=attempt,
         )
+
+
+def handler_part(traceback: TracebackType | None) -> TracebackType | None:
+    """Return a traceback from the handler's own frames on; None if it never came so far."""
+    while traceback is not None and _is_caller(str(traceback.tb_frame.f_globals.get("__name__"))):
+        traceback = traceback.tb_next
+    return traceback
+
+
+def _is_caller(module: str) -> bool:
+    return _CALLERS.match(module) is not None
 
 
 def _guarded(describe: Callable[[BaseException], str], error: BaseException) -> str:
@@ -114,6 +125,6 @@ def _places(traceback: TracebackType | None) -> list[str]:
         (str(frame.f_globals.get("__name__")), frame.f_code.co_qualname)
         for frame, _ in walk_tb(traceback)
     ]
-    first = next((n for n, (module, _) in enumerate(named) if not _CALLERS.match(module)), 0)
+    first = next((n for n, (module, _) in enumerate(named) if not _is_caller(module)), 0)
     places = [_cut(f"{module}:{name}") for module, name in named[first:]]
     return list(dict.fromkeys(place for place in places if not place.endswith(_COMPREHENSIONS)))

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 
+from penstock.runtime.signals import StopSignals
+
 __all__ = ["handler_error"]
 
 
@@ -12,22 +14,31 @@ def handler_error(error: BaseException) -> Exception:
 
     A handler that awaits something cancelled ends as cancelled, although nobody cancelled it.
     Taken for a cancellation of ours that would end the loop which runs handlers. Libraries have
-    errors of their own beside `Exception`, too; only what is to end the process or closes a
-    coroutine passes.
+    errors of their own beside `Exception`, and `sys.exit()` is an ordinary call to some: none of
+    them ends a worker, which has jobs of others. What passes: a cancellation of ours, the end of a
+    coroutine, and Ctrl-C, where Python itself turns it into an exception.
     """
     if isinstance(error, Exception):
         return error
-    if isinstance(error, KeyboardInterrupt | SystemExit | GeneratorExit) or _is_being_cancelled():
-        raise error
-    told = "ended as cancelled, but nobody cancelled it"
-    if not isinstance(error, asyncio.CancelledError):
-        told = f"raised {type(error).__qualname__}, which is no Exception"
-    return RuntimeError(f"the handler {told}").with_traceback(error.__traceback__)
-
-
-def _is_being_cancelled() -> bool:
     try:
         task = asyncio.current_task()
-    except RuntimeError:  # a thread, which nobody can cancel
-        return False
-    return task is not None and task.cancelling() > 0
+    except RuntimeError:  # a thread, which nobody can cancel or interrupt
+        return _own(error)
+    if task is not None and task.cancelling():
+        if isinstance(error, SystemExit):
+            raise asyncio.CancelledError from error  # it ends what it is in, not the process
+        raise error
+    if isinstance(error, GeneratorExit):
+        raise error
+    if isinstance(error, KeyboardInterrupt) and not StopSignals.installed():
+        raise error
+    return _own(error)
+
+
+def _own(error: BaseException) -> RuntimeError:
+    told = "ended as cancelled, but nobody cancelled it"
+    if isinstance(error, SystemExit):
+        told = f"called sys.exit({'' if error.code is None else repr(error.code)[:100]})"
+    elif not isinstance(error, asyncio.CancelledError):
+        told = f"raised {type(error).__qualname__}, which is no Exception"
+    return RuntimeError(f"the handler {told}").with_traceback(error.__traceback__)

@@ -78,7 +78,7 @@ async def _nothing(_: FastAPI) -> AsyncGenerator[None]:
 @asynccontextmanager
 async def _running(worker: Worker) -> AsyncGenerator[None]:
     # A worker that fails says so in the log; the API goes on, and others do the jobs.
-    running = asyncio.create_task(worker.run(signals=False), name="penstock worker")
+    running = asyncio.create_task(worker.run(), name="penstock worker")
     try:
         yield
     finally:

@@ -100,8 +100,9 @@ def after_crash(
     meta, limit = item.meta, limit_of(item, policy)
     job_id = item.id or new_id()
     if item.fault is not None:
+        named = msgspec.structs.replace(item, id=job_id)
         letter, why = undecodable_letter(
-            item, item.fault, queue=queue, lane=lane, attempts=meta.attempts + 1, now_ms=now_ms
+            named, item.fault, queue=queue, lane=lane, attempts=meta.attempts + 1, now_ms=now_ms
         )
         return job_id, "bury", letter, why
     if is_exact(meta, limit) and not meta.begun:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from penstock.clock import SYSTEM_CLOCK
 from penstock.delivery.depends import Resolver
+from penstock.delivery.failure_log import FailureLog
 from penstock.errors import PenstockError, ServerError
 from penstock.queues.attempts import limit_of
 from penstock.queues.context import JobContext
@@ -70,6 +71,7 @@ class QueueConsumer(Service):
             unknown_s=settings.unknown_s,
             places=self._places,
             resolver=resolver,
+            failure_log=FailureLog("queue", queue.name, client.settings),
         )
         self._reaper = Reaper(client, queue.codec, queue.keyring, self._work.policy_of, self.counts)
         self._trouble: str | None = "has not begun yet"

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
+from penstock.delivery.failure_log import Attempt, FailureLog
+from penstock.delivery.failures import Failure
 from penstock.delivery.looking import text
-from penstock.delivery.retries import RetryPolicy
+from penstock.delivery.retries import DeathReason, RetryPolicy
 from penstock.errors import CommandRefused, InvalidName
-from penstock.queues.attempts import after_crash, undecodable_letter
+from penstock.queues.attempts import after_crash, crash_of, limit_of, undecodable_letter
 from penstock.queues.counts import Counts
 from penstock.queues.hand import claim_number
 from penstock.queues.items import Item, new_id, read_item
@@ -24,6 +27,17 @@ logger = logging.getLogger(__name__)
 quiet = RateLimitedLog(logger)
 
 _AT_ONCE = 100
+
+
+class _Verdict(NamedTuple):
+    """What becomes of a dead worker's job: as the script takes it, and as it is logged."""
+
+    told: Sequence[Argument]
+    attempt: Attempt
+    failure: Failure | None = None
+    """None if the attempt had not begun."""
+    reason: DeathReason | None = None
+    """Why it is a dead letter; None if it is queued again."""
 
 
 class Reaper:
@@ -42,6 +56,7 @@ class Reaper:
         policy_of: Callable[[Item], RetryPolicy],
         counts: Counts,
     ) -> None:
+        self._failure_log = FailureLog("queue", keys.queue, client.settings)
         self._client, self._codec, self._keys = client, codec, keys
         self._policy_of, self._counts = policy_of, counts
         queues = client.settings.queues
@@ -109,15 +124,26 @@ class Reaper:
             raise refused
         return moved
 
-    async def _tell(self, worker: str, verdicts: Sequence[list[Argument]]) -> int:
-        return await self._client.scripts.reap_claims(
+    async def _tell(self, worker: str, verdicts: Sequence[_Verdict]) -> int:
+        moved = await self._client.scripts.reap_claims(
             keys=self._keys,
             worker=worker,
             keep_ms=self._keep_ms,
-            jobs=[part for verdict in verdicts for part in verdict],
+            jobs=[part for verdict in verdicts for part in verdict.told],
         )
+        if moved:  # else another reaper was faster, and has logged them
+            for verdict in verdicts:
+                self._log(verdict)
+        return moved
 
-    def _verdict(self, worker: str, claim: bytes, data: bytes, now_ms: int) -> list[Argument]:
+    def _log(self, verdict: _Verdict) -> None:
+        attempt, failure, reason = verdict.attempt, verdict.failure, verdict.reason
+        if failure is not None:
+            self._failure_log.failed(attempt, failure, None, next_s=None if reason else 0)
+        if reason:
+            self._failure_log.buried(attempt, reason, failure, letter_id=attempt.id)
+
+    def _verdict(self, worker: str, claim: bytes, data: bytes, now_ms: int) -> _Verdict:
         """What becomes of one job. One on which we fail ourselves is buried as it is."""
         queue, lane = self._keys.queue, text(claim.partition(b":")[2])
         try:
@@ -132,7 +158,17 @@ class Reaper:
                 now_ms=now_ms,
             )
             unique = self._keys.unique(item.meta.unique) if item.meta.unique else ""
-            return [claim, self._keys.record_name(job_id), unique, verdict, stored, why]
+            told = [claim, self._keys.record_name(job_id), unique, verdict, stored, why]
+            limit = limit_of(item, self._policy_of(item))
+            attempt = Attempt(job_id, item.meta.attempts + 1, limit, task=item.task)
+            if verdict == "back" and stored is item.data:  # the attempt had not begun
+                return _Verdict(told, attempt)
+            if item.fault is not None:
+                failure = Failure.of(item.fault, attempt.number, now_ms)
+                return _Verdict(told, attempt, failure, DeathReason.UNDECODABLE)
+            failure = crash_of(attempt.number, worker, now_ms)
+            reason = DeathReason.CRASHED if verdict == "bury" else None
+            return _Verdict(told, attempt, failure, reason)
         except Exception as error:  # noqa: BLE001  one job must not keep others in a dead hand
             quiet.error(
                 f"{queue} {type(error).__name__}",
@@ -145,4 +181,6 @@ class Reaper:
             letter, why = undecodable_letter(
                 item, error, queue=queue, lane=lane, attempts=1, now_ms=now_ms
             )
-            return [claim, self._keys.record_name(item.id), "", "bury", letter, why]
+            told = [claim, self._keys.record_name(item.id), "", "bury", letter, why]
+            failure = Failure.of(error, 1, now_ms)
+            return _Verdict(told, Attempt(item.id, 1, 1), failure, DeathReason.UNDECODABLE)

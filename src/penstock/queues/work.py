@@ -16,6 +16,7 @@ from typing import Any, Protocol
 import msgspec
 
 from penstock.delivery.depends import Resolver
+from penstock.delivery.failure_log import Attempt, FailureLog
 from penstock.delivery.failures import Failure
 from penstock.delivery.outcomes import handler_error
 from penstock.delivery.retries import DeathReason, GiveUp, RetryPolicy
@@ -60,8 +61,10 @@ class Work:
         unknown_s: float,
         places: int,
         resolver: Resolver,
+        failure_log: FailureLog,
     ) -> None:
         self.counts = counts
+        self._failure_log = failure_log
         self.performer_of = performer_of
         self._codec, self._encode, self._policy = codec, codec.encoder(Any), default_policy
         self._unknown_s, self._places, self._resolver = unknown_s, places, resolver
@@ -72,6 +75,7 @@ class Work:
 
     async def close(self) -> None:
         """Let go of threads and processes; a job that is run later gets others."""
+        self._failure_log.flush()
         threads, self._threads = self._threads, None
         if threads is not None:
             threads.shutdown(wait=False, cancel_futures=True)
@@ -149,8 +153,8 @@ class Work:
         if job.interrupted:
             await _forget_interruption()
         if job.cut:
-            if isinstance(outcome, BaseException) and not isinstance(outcome, Exception):
-                _pass_on(outcome)
+            if isinstance(outcome, BaseException):
+                handler_error(outcome)  # raises what is not the job's own
             self._stopped(job)
             return
         if isinstance(outcome, BaseException):
@@ -191,6 +195,9 @@ class Work:
             except StopIteration as error:
                 # No future can hold it: whoever waits for the thread would wait for ever.
                 raise RuntimeError("the function raised StopIteration") from error
+            except (SystemExit, KeyboardInterrupt, GeneratorExit) as error:
+                # Where it is awaited it would be taken for the end of the worker.
+                raise handler_error(error) from error
 
         loop = asyncio.get_running_loop()
         try:
@@ -265,6 +272,7 @@ class Work:
             await self._give_up(job, decision, error)
             return
         failure = Failure.of(error, job.attempt, now_ms)
+        self._failure_log.failed(_attempt_of(job, limit), failure, error, next_s=decision.seconds)
         fields = [*_error_fields(failure, error), "retry_count", job.attempt]
         item = write_item(job.item, after_failure(job, failure), self._codec)
         error.__traceback__ = None  # told; kept, it would hold on to all the function's variables
@@ -282,23 +290,29 @@ class Work:
         now_ms = job.hand.now_ms
         failures = () if error is None else (Failure.of(error, job.attempt, now_ms),)
         item = msgspec.structs.replace(job.item, id=job.named())
+        limit = job.max_attempts or limit_of(item, self.policy_of(item))
+        attempt, failure = _attempt_of(job, limit), failures[0] if failures else None
+        if failure is not None:
+            self._failure_log.failed(attempt, failure, error, next_s=None)
         letter = build_letter(
             item,
             queue=job.queue,
             lane=job.lane,
             reason=verdict.reason,
             attempts=job.attempt,
-            max_attempts=job.max_attempts or limit_of(item, self.policy_of(item)),
+            max_attempts=limit,
             failures=failures,
             now_ms=now_ms,
             error_code=_error_code(error),
             suggestions=_suggestions(error),
         )
-        fields = _error_fields(failures[0], error) if error is not None and failures else []
+        fields = _error_fields(failure, error) if failure is not None else []
         if error is not None:
             error.__traceback__ = None
         self.counts.dead += 1
         await job.hand.bury(job, letter, [*fields, "reason", str(verdict.reason)])
+        if not job.hand.lost:
+            self._failure_log.buried(attempt, verdict.reason, failure, letter_id=job.named())
 
     async def _park(self, job: JobContext) -> None:
         """Let a job wait for a worker that knows what to do with it."""
@@ -333,12 +347,8 @@ async def _forget_interruption() -> None:
         raise asyncio.CancelledError  # the slot itself is to end as well
 
 
-def _pass_on(error: BaseException) -> None:
-    """Raise what is not the job's own: the end of the process, or of the slot."""
-    task = asyncio.current_task()
-    closing = task is not None and task.cancelling() > 0
-    if closing or not isinstance(error, asyncio.CancelledError):
-        raise error
+def _attempt_of(job: JobContext, limit: int) -> Attempt:
+    return Attempt(job.named(), job.attempt, limit, task=job.task)
 
 
 def _fits(item: Item, performer: Performer) -> bool:

@@ -17,6 +17,7 @@ import sys
 import traceback
 from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
+from types import TracebackType
 from typing import Any, TextIO, cast
 
 from penstock.settings import LogSettings
@@ -41,7 +42,11 @@ _NAMED_SECRET = re.compile(
 )
 _SECRET_NAME = re.compile(r"(?:password|passwd|secret|token|api_?key)$", re.IGNORECASE)
 _FRAME = re.compile(r'[ |+-]*File "')
+# The traceback of another process, which came as the text of an exception.
+_REMOTE = re.compile(r"[ |+-]*[\w.]*Traceback: ")
 
+_IN_MESSAGE = frozenset({"failure"})
+"""Extras whose facts the message has in words: only JSON repeats them."""
 _STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 
 
@@ -87,7 +92,7 @@ class SafeText(logging.Filter):
     def filter(self, record: logging.LogRecord) -> bool:
         record.msg, record.args = cleaned(_message(record)), None
         if record.exc_info and record.exc_info[1] is not None:
-            record.exc_text = "\n".join(_traceback_lines(record.exc_info[1]))
+            record.exc_text = "\n".join(_traceback_lines(record.exc_info[1], record.exc_info[2]))
         elif record.exc_text:
             record.exc_text = _cleaned_lines(record.exc_text)
         if record.stack_info:
@@ -141,7 +146,11 @@ class _HumanFormatter(logging.Formatter):
         if self._colour:
             time = f"{self._DIM}{time}{self._PLAIN}"
             level = f"{self._COLOURS.get(record.levelname, self._DIM)}{level}{self._PLAIN}"
-        extras = "".join(f" {name}={_shown(value)}" for name, value in _extras(record).items())
+        extras = "".join(
+            f" {name}={_shown(value)}"
+            for name, value in _extras(record).items()
+            if name not in _IN_MESSAGE
+        )
         name = record.name.removeprefix(OWN_PREFIX)
         lines = [f"{time} {level} {name}: {record.getMessage()}{extras}"]
         for block in (record.exc_text, record.stack_info):
@@ -182,10 +191,10 @@ def _hide_password(word: re.Match[str]) -> str:
     return f"{text[: user.end()]}{HIDDEN}{text[end:]}"
 
 
-def _traceback_lines(error: BaseException) -> Iterable[str]:
+def _traceback_lines(error: BaseException, trace: TracebackType | None) -> Iterable[str]:
     """The traceback's own lines stay lines; line breaks in an error's message are escaped."""
-    for chunk in traceback.TracebackException.from_exception(error).format():
-        if _FRAME.match(chunk):
+    for chunk in traceback.TracebackException(type(error), error, trace).format():
+        if _FRAME.match(chunk) or _REMOTE.match(chunk):
             yield from map(cleaned, chunk.rstrip("\n").split("\n"))
         elif text := chunk.strip("\n"):
             yield cleaned(text)

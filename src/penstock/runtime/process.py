@@ -107,7 +107,7 @@ def run_process(main: Callable[[], Coroutine[Any, Any, int]]) -> int:
 
         async def main() -> int:
             async with Penstock() as app:
-                return await app.worker().run()
+                return await app.worker().run(handle_signals=True)
 
         sys.exit(run_process(main))
 

@@ -6,7 +6,7 @@ import signal
 import threading
 from collections.abc import Callable
 from types import FrameType, TracebackType
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 __all__ = ["STOP_SIGNALS", "StopSignals", "exit_code_of"]
 
@@ -29,6 +29,8 @@ class StopSignals:
     because it could not be put back.
     """
 
+    _installed: ClassVar[int] = 0
+
     def __init__(self, on_signal: Callable[[int, int], None]) -> None:
         self._on_signal = on_signal
         self._count = 0
@@ -41,6 +43,7 @@ class StopSignals:
                 if previous is not None:
                     self._previous[number] = previous
                     signal.signal(number, self._received)
+            StopSignals._installed += signal.SIGINT in self._previous
         return self
 
     def __exit__(
@@ -51,7 +54,13 @@ class StopSignals:
     ) -> None:
         for number, previous in self._previous.items():
             signal.signal(number, previous)
+        StopSignals._installed -= signal.SIGINT in self._previous
         self._previous.clear()
+
+    @classmethod
+    def installed(cls) -> bool:
+        """Whether Ctrl-C comes here: then a KeyboardInterrupt was raised by somebody's code."""
+        return cls._installed > 0
 
     def _received(self, number: int, _frame: FrameType | None) -> None:
         self._count += 1

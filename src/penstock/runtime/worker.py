@@ -6,7 +6,8 @@ import asyncio
 import logging
 import signal
 from collections.abc import Sequence
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
+from functools import partial
 
 from penstock.clock import SYSTEM_CLOCK, Clock
 from penstock.errors import NotOpen
@@ -36,8 +37,9 @@ class Worker:
 
     - **Work** is asked to stop and drains. **Support** (heartbeats, lease renewal, the watchdog) is
       begun before the work and ended after the last of it, so leases stay fresh while it drains.
-    - SIGTERM or SIGINT: the work may finish what it has begun for `grace_s`; what is left then is
-      cancelled. A second signal cancels at once. Signals are left alone outside the main thread.
+    - A worker that owns its process (`run_forever`, `run(handle_signals=True)`) stops on SIGTERM or
+      SIGINT: the work may finish what it has begun for `grace_s`; what is left then is cancelled. A
+      second signal cancels at once. Signals are left alone outside the main thread.
     - A service that restarts (consumers of queues and topics, schedules, closing of windows) and
       fails is started again with back-off. Until then the worker is not ready; the others go on.
     - Any other work service that fails lets the others drain, then the worker fails. Such a support
@@ -74,13 +76,18 @@ class Worker:
         self._loop: asyncio.AbstractEventLoop | None = None
 
     def run_forever(self) -> int:
-        """Run as the purpose of this process, on an event loop of its own; the exit code."""
-        return run_process(self.run)
+        """Run as the purpose of this process, on an event loop of its own; the exit code.
 
-    async def run(self, *, signals: bool = True) -> int:
+        SIGTERM and SIGINT stop the worker.
+        """
+        return run_process(partial(self.run, handle_signals=True))
+
+    async def run(self, *, handle_signals: bool = False) -> int:
         """Run until the end; the exit code. Once only. If stopped before, it does nothing.
 
-        `signals=False` leaves SIGTERM and SIGINT to whoever owns the process.
+        SIGTERM and SIGINT are left to the program around it: Ctrl-C ends `asyncio.run` by
+        cancelling this call, and a cancelled worker gives back what it has not finished. With
+        `handle_signals` the worker is the program: they stop it, as in `penstock worker`.
         """
         if self._begun:
             raise NotOpen("this worker has already been run; make a new one")
@@ -88,7 +95,7 @@ class Worker:
         self._loop, self._last_resort = asyncio.get_running_loop(), the_last_resort()
         try:
             if not self._stop_asked.is_set():
-                with StopSignals(self._on_signal) if signals else nullcontext():
+                with StopSignals(self._on_signal) if handle_signals else nullcontext():
                     await self._run_all()
         finally:
             self._ended.set()
@@ -109,6 +116,19 @@ class Worker:
         self.ask_to_stop()
         if self._begun:
             await self._ended.wait()
+
+    async def cut(self) -> None:
+        """Cancel what runs and wait for the end, for `CLEAN_UP_S` at most; jobs are given back.
+
+        Nothing happens unless it runs, in this event loop.
+        """
+        if not self._begun or self._ended.is_set() or self._loop is not asyncio.get_running_loop():
+            return
+        self._stop_asked.set()
+        self._cancel_work()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(CLEAN_UP_S):
+                await self._ended.wait()
 
     def readiness(self) -> Readiness:
         """Whether the worker does its work now, and if not, why. Cheap; safe from any thread."""

@@ -91,7 +91,7 @@ def _main(target: str, name: str, moment: Moment) -> int:
 
     async def work() -> int:
         async with app:
-            return await app.worker().run()
+            return await app.worker().run(handle_signals=True)
 
     return run_process(work)
 

@@ -79,7 +79,7 @@ async def run_until_idle(app: Penstock, timeout_s: float = 10.0, *, window_s: fl
     ]
     before = [await standing_of(app, queue) for queue in queues]
     worker = app.worker(queues=queues)
-    running = asyncio.create_task(worker.run(signals=False), name="worker of the test")
+    running = asyncio.create_task(worker.run(), name="worker of the test")
     try:
         after = await _idle(app, queues, running, timeout_s, window_s)
     finally:

@@ -124,7 +124,9 @@ class Consumer(Service):
         for left_over in (self._places, self._readers, self._reading, self._serving):
             left_over.clear()
         barriers = Barriers(self._client)
-        work = Work(self._client, self.handler, self.subscription, self.counts, barriers)
+        work = Work(
+            self._client, self.topic.name, self.handler, self.subscription, self.counts, barriers
+        )
         pace = Pace(topics.fetch, self.subscription.batch or 1)
         try:
             async with asyncio.TaskGroup() as group:

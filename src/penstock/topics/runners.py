@@ -211,8 +211,12 @@ class SerialRunner:
                     await self._one_batch(held, rest)
                 return
         failures = failures_in(outcome, messages)
+        traces = {id(error): error.__traceback__ for error in failures.values()}
         for message in messages:
-            await self._ended(held, message, failures.get(message))
+            error = failures.get(message)
+            if error is not None:
+                error.__traceback__ = traces[id(error)]  # the message before it took it off
+            await self._ended(held, message, error)
 
 
 def _plain_items(items: list[Item]) -> list[Any]:

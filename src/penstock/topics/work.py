@@ -11,6 +11,7 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 from penstock.clock import SYSTEM_CLOCK
+from penstock.delivery.failure_log import Attempt, FailureLog
 from penstock.delivery.failures import Failure
 from penstock.delivery.outcomes import handler_error
 from penstock.delivery.retries import DeathReason, GiveUp, RetryIn
@@ -59,6 +60,7 @@ class Work:
     def __init__(
         self,
         client: Client,
+        topic: str,
         handler: Handler,
         subscription: Subscription,
         counts: Counts,
@@ -79,9 +81,11 @@ class Work:
         self.direct = handler.direct if quick else None
         """The handler itself, where payloads are all it takes and nothing has to be around it."""
         self._client = client
+        self._failure_log = FailureLog("topic", topic, client.settings)
         self._alone = _locks.setdefault(client, asyncio.Lock())
 
     def close(self) -> None:
+        self._failure_log.flush()
         if self.threads is not None:
             self.threads.shutdown(wait=False, cancel_futures=True)
 
@@ -144,12 +148,14 @@ class Work:
         """Try again later, or give up."""
         now_ms = SYSTEM_CLOCK.wall_ms()
         failure = Failure.of(error, message.attempt, now_ms)
-        error.__traceback__ = None  # told; kept, it would hold on to all the handler's variables
         failures = (*held.history.get(message.entry_id, ())[:1], failure)
         if isinstance(error, DecodeError) and _is_undecodable(message):
             decision = GiveUp(DeathReason.UNDECODABLE)
         else:
             decision = self.policy.decide(error, message.attempt, now_ms=now_ms)
+        next_s = decision.seconds if isinstance(decision, RetryIn) else None
+        self._failure_log.failed(self._attempt_of(message), failure, error, next_s=next_s)
+        error.__traceback__ = None  # told; kept, it would hold on to all the handler's variables
         if isinstance(decision, RetryIn):
             held.history[message.entry_id] = failures
             await held.retry_later(message, decision.seconds, failures)
@@ -255,7 +261,7 @@ class Work:
         await held.surely("renew", held.renew)
         if held.lost:
             return
-        await held.surely(
+        letter_id = await held.surely(
             "bury",
             lambda: bury(
                 self._client,
@@ -268,9 +274,24 @@ class Work:
         )
         if not held.lost:
             self.counts.dead += 1
+            self._failure_log.buried(
+                self._attempt_of(message),
+                verdict.reason,
+                failures[-1] if failures else None,
+                letter_id=letter_id or "",
+            )
             held.returning.discard(message.entry_id)
             held.history.pop(message.entry_id, None)
             held.done(message.entry_id, failed_before=True)
+
+    def _attempt_of(self, message: Message) -> Attempt:
+        return Attempt(
+            message.id,
+            message.attempt,
+            self.policy.max_attempts,
+            handler=self.handler.name,
+            group=message.group,
+        )
 
     async def _complete(self, held: Held, message: Message) -> None:
         """Fetch a payload that is stored beside the stream.
@@ -298,6 +319,9 @@ class Work:
         except StopIteration as error:
             # No future can hold it: whoever waits for the thread would wait for ever.
             raise RuntimeError("the handler raised StopIteration") from error
+        except (SystemExit, KeyboardInterrupt, GeneratorExit) as error:
+            # Where it is awaited it would be taken for the end of the worker.
+            raise handler_error(error) from error
 
     def _limited(self, invoke: Callable[[Any], Awaitable[Any]]) -> Callable[[Any], Awaitable[Any]]:
         timeout_s = self.subscription.timeout_s

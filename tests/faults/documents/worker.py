@@ -160,7 +160,7 @@ async def work(told: dict) -> int:
         worker = app.worker(services=services)
         up = Path(told["folder"]) / f"{told['actor']}.up"
         asyncio.get_running_loop().call_soon(up.touch)
-        return await worker.run()
+        return await worker.run(handle_signals=True)
 
 
 if __name__ == "__main__":

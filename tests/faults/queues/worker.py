@@ -241,7 +241,7 @@ async def work(told: dict) -> int:
             # After the first steps of the worker, which takes over the signals then.
             asyncio.get_running_loop().call_soon((folder / f"{told['actor']}.up").touch)
             try:
-                return await worker.run()
+                return await worker.run(handle_signals=True)
             finally:
                 counts.write()
 

@@ -54,6 +54,6 @@ def work(
             runner = app.worker(queues=[QUEUE], concurrency=concurrency, services=services)
             if stop_on_eof:
                 stop_when_input_ends(runner)
-            return await runner.run()
+            return await runner.run(handle_signals=True)
 
     sys.exit(run_process(serve))

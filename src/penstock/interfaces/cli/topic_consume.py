@@ -127,7 +127,7 @@ def consume(
                 settings=settings.worker,
             )
             handling.begin(worker, consumer)
-            code = await worker.run()
+            code = await worker.run(handle_signals=True)
             for failure in worker.failures:
                 raise _cause(failure)
             return code

@@ -61,7 +61,7 @@ def up(settings: Settings, as_json: bool) -> None:
             runner = Worker(work=workers, settings=replace(settings.worker, grace_s=grace_s))
             place = await asyncio.to_thread(_incoming, settings) if with_documents else None
             _greet(await app.health(), place, as_json)
-            return await runner.run()
+            return await runner.run(handle_signals=True)
 
     code = run_process(serve)
     if settings.url is None:

@@ -82,7 +82,7 @@ def worker(
             runner = app.worker(queues=queues, concurrency=concurrency)
             if stop_on_eof:
                 stop_when_input_ends(runner)
-            return await runner.run()
+            return await runner.run(handle_signals=True)
 
     sys.exit(run_process(work))
 
@@ -99,7 +99,7 @@ def _reload(settings: Settings, application: str, options: list[str], stop_on_eo
         runner = Worker(work=[reloading], settings=replace(settings.worker, grace_s=stop_s))
         if stop_on_eof:
             stop_when_input_ends(runner)
-        return await runner.run() or reloading.exit_code
+        return await runner.run(handle_signals=True) or reloading.exit_code
 
     return run_process(watch)
 
