@@ -72,7 +72,7 @@ async def test_a_worker_has_one_thread_for_topics_and_queues(valkey_server, open
         ran.append(name)
 
     worker = app.worker()
-    running = asyncio.create_task(worker.run(signals=False))
+    running = asyncio.create_task(worker.run())
     await app.topic("orders", type=int).send(1)
     await bill.send("anna")
     await eventually(lambda: len(ran) == 2)

@@ -49,7 +49,7 @@ async def begin():
 
     def run(*work, support=()):
         worker = Worker(work=work, support=support)
-        running.append((worker, asyncio.create_task(worker.run(signals=False))))
+        running.append((worker, asyncio.create_task(worker.run())))
         return running[-1]
 
     yield run
