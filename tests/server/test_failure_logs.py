@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from tests.workplace import claim_as
 
-from penstock import DeadLetter, Fixed, RetryPolicy
+from penstock import DeadLetter, Fixed, Retry, RetryPolicy
 from penstock.runtime.logs import configure
 from penstock.settings import LogSettings
 from penstock.testing.eventually import eventually
@@ -143,6 +143,19 @@ async def test_a_plain_function_a_time_out_and_a_request_for_a_dead_letter_are_l
     assert any_has(lines("WARNING"), "await asyncio.sleep(60)")
     await refuse.send()
     await eventually(lambda: any_has(lines("ERROR"), "(requested, attempt 1 of 5)"))
+
+
+async def test_a_wish_to_be_called_again_is_no_warning_until_no_attempt_is_left(workplace, lines):
+    app = await workplace.open()
+
+    @app.task(queue="work", retry=TWICE)
+    async def poll() -> None:
+        raise Retry(after=0)
+
+    await poll.send()
+    await workplace.start(app)
+    await eventually(lambda: len(lines()) == 3)
+    assert [record.levelname for record in lines()] == ["INFO", "WARNING", "ERROR"]
 
 
 async def test_raw_jobs_and_jobs_that_cannot_be_read_are_logged(workplace, lines):

@@ -20,6 +20,7 @@ from urllib.parse import urlsplit
 
 from penstock.clock import SYSTEM_CLOCK, Clock
 from penstock.delivery.failures import Failure, handler_part
+from penstock.delivery.retries import Retry
 from penstock.quiet import BURST, EVERY_S, Bursts
 from penstock.settings import Settings
 
@@ -78,18 +79,24 @@ class FailureLog:
         *,
         next_s: float | None,
     ) -> None:
-        """Log a failed attempt. `next_s` is None if no other attempt follows."""
-        if not self._admits(logging.WARNING, attempt, failure.fingerprint, failure):
+        """Log a failed attempt. `next_s` is None if no other attempt follows.
+
+        A `Retry` is what the handler meant to do, so it is no warning as long as it gets its way.
+        """
+        level, wanted = logging.WARNING, isinstance(error, Retry)
+        if wanted and next_s is not None:
+            level = logging.INFO
+        if not self._admits(level, attempt, failure.fingerprint, failure):
             return
         following = f"next attempt in {_wait(next_s)}" if next_s else "next attempt at once"
         if next_s is None:
             following = "no further attempt"
         self._write(
-            logging.WARNING,
+            level,
             f"{self._subject(attempt)} failed (attempt {attempt.number} of {attempt.limit}), "
             f"{following}{_cause(failure)}",
             self._facts(attempt, failure, next_s=next_s),
-            error,
+            None if wanted else error,
         )
 
     def buried(
