@@ -49,6 +49,9 @@ class QueueAdmin(Sibling[asynchronous_admin.QueueAdmin]):
     move = Blocking(asynchronous_admin.QueueAdmin.move)
     delete = Blocking(asynchronous_admin.QueueAdmin.delete)
     audit = Blocking(asynchronous_admin.QueueAdmin.audit)
+    foreign_keys = Blocking(asynchronous_admin.QueueAdmin.foreign_keys)
+    rename_foreign = Blocking(asynchronous_admin.QueueAdmin.rename_foreign)
+    delete_foreign = Blocking(asynchronous_admin.QueueAdmin.delete_foreign)
 
     def dead_letters(self, queue: str, *, overflow: bool = False) -> QueueDeadLetters:
         """Return the dead letters of a queue, as `penstock.QueueAdmin.dead_letters`."""

@@ -8,27 +8,37 @@ from penstock.errors import CommandRefused, ServerError
 from penstock.redis.client import Client
 from penstock.redis.wire import Command, Reply
 
-__all__ = ["as_dict", "ask", "now_ms", "text"]
+__all__ = ["as_dict", "ask", "is_wrong_type", "now_ms", "text"]
 
 _AT_ONCE = 1_000
 _ABSENT = "no such key"
 
 
-async def ask(client: Client, commands: Sequence[Command], *, absent: bool = False) -> list[Reply]:
+async def ask(
+    client: Client, commands: Sequence[Command], *, absent: bool = False, typed: bool = False
+) -> list[Reply]:
     """Return every reply, or raise the first refusal. A round trip per 1,000 commands.
 
-    With `absent`, None stands for what XINFO says of a key that is not there.
+    With `absent`, None stands for what XINFO says of a key that is not there. With `typed`, a
+    refusal because a key is of another type is a reply as well: see `is_wrong_type`.
     """
     replies: list[Reply] = []
     for start in range(0, len(commands), _AT_ONCE):
         for reply in await client.pipeline(commands[start : start + _AT_ONCE]):
             if isinstance(reply, CommandRefused) and absent and _ABSENT in str(reply):
                 replies.append(None)
+            elif typed and is_wrong_type(reply):
+                replies.append(reply)
             elif isinstance(reply, ServerError):
                 raise reply
             else:
                 replies.append(reply)
     return replies
+
+
+def is_wrong_type(reply: Reply) -> bool:
+    """Whether a command was refused because a key holds something of another type."""
+    return isinstance(reply, CommandRefused) and "WRONGTYPE" in str(reply)
 
 
 def as_dict(reply: Reply) -> dict[str, Reply]:

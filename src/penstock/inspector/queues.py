@@ -6,7 +6,7 @@ import msgspec
 
 from penstock.app import Penstock
 from penstock.errors import QueueError
-from penstock.queues.views import LaneView, QueueFacts
+from penstock.queues.views import ForeignKey, LaneView, QueueFacts
 
 __all__ = ["QueueStatus", "all_statuses", "known_facts", "queue_status"]
 
@@ -33,6 +33,8 @@ class QueueStatus(msgspec.Struct, frozen=True, kw_only=True):
     paused: bool
     lanes: list[LaneView]
     counters: dict[str, int]
+    foreign: list[ForeignKey]
+    """Keys of another type under its names; the figures leave them out."""
     at_ms: int
     """When this was so, by the server's clock."""
     oldest_ms: int | None = None
@@ -88,6 +90,7 @@ def _status(app: Penstock, facts: QueueFacts) -> QueueStatus:
         paused=facts.paused,
         lanes=facts.lanes,
         counters=facts.counters,
+        foreign=facts.foreign,
         at_ms=facts.at_ms,
         oldest_ms=facts.oldest_ms,
     )

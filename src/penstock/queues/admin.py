@@ -7,10 +7,12 @@ from datetime import timedelta
 from enum import StrEnum
 
 from penstock.delivery.audit import default_who
+from penstock.delivery.looking import is_wrong_type
 from penstock.delivery.times import wait_s
-from penstock.errors import InvalidJob, JobMissing
+from penstock.errors import CommandRefused, InvalidJob, JobMissing
 from penstock.queues.choice import checked_id, whole
 from penstock.queues.deletion import delete_queue
+from penstock.queues.foreign_keys import delete_foreign, rename_foreign
 from penstock.queues.in_hand import wait_until_idle
 from penstock.queues.lanes import FIXED, fair_lanes, lane_named, one_lane
 from penstock.queues.looks import QueueLooks
@@ -143,10 +145,15 @@ class QueueAdmin(QueueLooks):
         kind, name = lane_named(keys, lane)
         everything = kind == "queue"
         lanes = (*FIXED, *await fair_lanes(self._client, keys)) if everything else (name,)
-        removed = 0
+        removed, passed_over = 0, None
         try:
             for one in lanes:
-                removed += await purge_lane(self._client, self._codec, keys, one)
+                try:
+                    removed += await purge_lane(self._client, self._codec, keys, one)
+                except CommandRefused as error:
+                    if not everything or not is_wrong_type(error):
+                        raise
+                    passed_over = error  # no lane keeps the others from being emptied
             if delayed:
                 which = None if everything else name
                 removed += await purge_delayed(self._client, self._codec, keys, which)
@@ -154,6 +161,8 @@ class QueueAdmin(QueueLooks):
             if removed:
                 detail = "" if everything else f"lane {lane}"
                 await self._record(keys, who, "purge", removed, detail)
+        if passed_over is not None:
+            raise passed_over
         return removed
 
     async def move(
@@ -230,6 +239,25 @@ class QueueAdmin(QueueLooks):
         `QueueError` while it has workers. If it ends half-way, delete it again. O(jobs).
         """
         return await delete_queue(self._client, self._codec, queue)
+
+    # --- keys in the way
+
+    async def rename_foreign(
+        self, queue: str, key: str, to: str, *, who: str | None = None
+    ) -> None:
+        """Rename a key that `foreign_keys` has found; `QueueError` if `to` exists.
+
+        On a cluster the new name has to be in the same slot. Six round trips.
+        """
+        keys = self._keys(queue)
+        await rename_foreign(self._client, keys, key, to)
+        await self._record(keys, who, "rename foreign key", 1, f"{key} to {to}")
+
+    async def delete_foreign(self, queue: str, key: str, *, who: str | None = None) -> None:
+        """Delete a key that `foreign_keys` has found, with all that it holds. Seven round trips."""
+        keys = self._keys(queue)
+        await delete_foreign(self._client, keys, key)
+        await self._record(keys, who, "delete foreign key", 1, key)
 
     # --- inside
 

@@ -78,9 +78,8 @@ class QueueConsumer(Service):
         self._life: Life | None = None
 
     def trouble(self) -> str | None:
-        return (
-            None if self.ended or not self._trouble else f"queue {self.queue.name}: {self._trouble}"
-        )
+        trouble = self._trouble or (self._life and self._life.foreign)
+        return f"queue {self.queue.name}: {trouble}" if trouble and not self.ended else None
 
     @property
     def jobs(self) -> list[JobContext]:

@@ -4,17 +4,25 @@ from __future__ import annotations
 
 from typing import Final
 
-from penstock.delivery.looking import as_dict, ask, now_ms, text
+from penstock.delivery.looking import as_dict, ask, is_wrong_type, now_ms, text
 from penstock.errors import InvalidName
+from penstock.queues.foreign_keys import (
+    ask_typed,
+    claims_of,
+    fixed_types,
+    foreign_among,
+    other_types,
+    type_commands,
+)
 from penstock.queues.items import id_ms, read_item
 from penstock.queues.lanes import FIXED, paused_lanes, shown_lane
-from penstock.queues.views import LaneView, QueueFacts, QueueLine, QueueWorkerView
+from penstock.queues.views import ForeignKey, LaneView, QueueFacts, QueueLine, QueueWorkerView
 from penstock.redis.client import Client
 from penstock.redis.codec import Codec
 from penstock.redis.keys import QueueKeyring
 from penstock.redis.wire import Command, Reply
 
-__all__ = ["claims_of", "list_queues", "queue_workers", "read_facts"]
+__all__ = ["list_queues", "queue_workers", "read_facts"]
 
 LANES_SHOWN: Final = 200
 WORKERS_SHOWN: Final = 1_000
@@ -32,11 +40,13 @@ async def list_queues(client: Client) -> list[QueueLine]:
         commands += [("LLEN", keys.ring), ("ZCARD", keys.parked), ("ZCARD", keys.delayed)]
         commands += [("LLEN", keys.dead_letters), ("LLEN", keys.overflow)]
         commands += [("ZCARD", keys.workers), ("HEXISTS", keys.state, "paused")]
-    replies = await ask(client, commands)
+    replies = await ask(client, commands, typed=True)
     width = len(FIXED) + 7
     lines: list[QueueLine] = []
     for place, keys in enumerate(rings):
         lengths = replies[place * width : (place + 1) * width]
+        foreign = any(map(is_wrong_type, lengths))
+        lengths = [0 if is_wrong_type(length) else length for length in lengths]
         ring, parked, delayed, dead, overflow, workers, paused = lengths[len(FIXED) :]
         lines.append(
             QueueLine(
@@ -48,6 +58,7 @@ async def list_queues(client: Client) -> list[QueueLine]:
                 overflow=overflow,
                 workers=workers,
                 paused=bool(paused),
+                foreign=foreign,
             )
         )
     return lines
@@ -74,8 +85,10 @@ async def read_facts(client: Client, codec: Codec, queue: str) -> QueueFacts:
         *_worker_commands(keys),
         *(("LLEN", keys.list_of(lane)) for lane in FIXED),
     ]
-    replies = await ask(client, commands)
-    (time, stored, counters, delayed, due, dead, overflow, *rest) = replies
+    expected = fixed_types(keys)
+    replies = await ask_typed(client, [*commands, *type_commands(expected)])
+    foreign = foreign_among(expected, replies[len(commands) :])
+    (time, stored, counters, delayed, due, dead, overflow, *rest) = replies[: len(commands)]
     (first, last, registered, ring, parked, ring_size, parked_size, live, gone, *lengths) = rest
     now, state = now_ms(time), as_dict(stored)
     scores = dict(zip(map(text, parked[::2]), map(_whole, parked[1::2]), strict=True))
@@ -84,7 +97,7 @@ async def read_facts(client: Client, codec: Codec, queue: str) -> QueueFacts:
         LaneView(name=lane, waiting=length, paused=lane in paused_lanes(state))
         for lane, length in zip(FIXED, lengths, strict=True)
     ]
-    fair_views, workers = await _second_look(client, keys, fair, scores, live, gone, now)
+    fair_views, workers, others = await _second_look(client, keys, fair, scores, live, gone, now)
     lanes += fair_views
     lanes_used = any(lane.waiting for lane in lanes)
     side = text(state.get("side", b"right"))
@@ -92,7 +105,9 @@ async def read_facts(client: Client, codec: Codec, queue: str) -> QueueFacts:
     return QueueFacts(
         name=queue,
         at_ms=now,
-        known=any((registered, state, counters, delayed, dead, overflow, lanes_used, workers)),
+        known=any(
+            (registered, state, counters, delayed, dead, overflow, lanes_used, workers, foreign)
+        ),
         side=side,
         waiting=sum(lane.waiting for lane in lanes),
         lanes=lanes,
@@ -110,14 +125,15 @@ async def read_facts(client: Client, codec: Codec, queue: str) -> QueueFacts:
         bytes=_whole(state["bytes"]) if "bytes" in state else None,
         oldest_ms=_age(head, codec, now),
         counters={name: _whole(count) for name, count in as_dict(counters).items()},
+        foreign=foreign + others,
     )
 
 
 async def queue_workers(client: Client, queue: str) -> list[QueueWorkerView]:
     """Workers of a queue, the dead ones last. Two round trips."""
     keys = QueueKeyring.of(client.keys, queue)
-    time, live, gone = await ask(client, [("TIME",), *_worker_commands(keys)])
-    _, workers = await _second_look(client, keys, [], {}, live, gone, now_ms(time))
+    time, live, gone = await ask_typed(client, [("TIME",), *_worker_commands(keys)])
+    _, workers, _ = await _second_look(client, keys, [], {}, live, gone, now_ms(time))
     return workers
 
 
@@ -136,7 +152,7 @@ async def _second_look(
     live: Reply,
     gone: Reply,
     now: int,
-) -> tuple[list[LaneView], list[QueueWorkerView]]:
+) -> tuple[list[LaneView], list[QueueWorkerView], list[ForeignKey]]:
     """What can only be asked once lanes and workers are known by name."""
     names = [*live[::2], *gone[::2]]
     commands: list[Command] = [("HLEN", claims_of(keys, name)) for name in names]
@@ -144,8 +160,10 @@ async def _second_look(
         commands.append(("LLEN", keys.list_of(lane)))
         commands.append(("SCARD", keys.runnings + lane))
         commands.append(("HGET", keys.weights, lane))
-    replies = await ask(client, commands)
-    claims, rest = replies[: len(names)], replies[len(names) :]
+    expected = other_types(keys, fair, names)
+    replies = await ask_typed(client, [*commands, *type_commands(expected)])
+    foreign = foreign_among(expected, replies[len(commands) :])
+    claims, rest = replies[: len(names)], replies[len(names) : len(commands)]
     beats = [*live[1::2], *gone[1::2]]
     workers = [
         QueueWorkerView(
@@ -160,14 +178,7 @@ async def _second_look(
         _fair_lane(lane, scores.get(lane, 0), now, *rest[3 * place : 3 * place + 3])
         for place, lane in enumerate(fair)
     ]
-    return lanes, workers
-
-
-def claims_of(keys: QueueKeyring, worker: bytes) -> str:
-    try:
-        return keys.claimed(text(worker))
-    except InvalidName:  # not a worker of ours
-        return keys.claims + text(worker)
+    return lanes, workers, foreign
 
 
 def _fair_lane(

@@ -6,7 +6,7 @@ import asyncio
 from typing import Final
 
 from penstock.delivery.looking import ask, text
-from penstock.queues.facts import claims_of
+from penstock.queues.foreign_keys import claims_of
 from penstock.queues.hand import claim_number
 from penstock.queues.items import read_item
 from penstock.queues.lanes import FIXED, fair_lanes, shown_lane

@@ -55,8 +55,8 @@ def one_lane(keys: QueueKeyring, lane: str) -> str:
 
 
 def shown_lane(lane: str) -> str:
-    """A lane as callers name it."""
-    return decode_id(lane)
+    """A lane, or a job's id in keys, as callers name it; half characters are shown escaped."""
+    return decode_id(lane).encode(errors="backslashreplace").decode()
 
 
 def paused_lanes(state: Mapping[str, bytes]) -> frozenset[str]:

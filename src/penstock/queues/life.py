@@ -11,12 +11,16 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.errors import PenstockError, Rejected, ServerError
 from penstock.queues.context import OVER, JobContext
+from penstock.queues.foreign_keys import ask_typed, foreign_among, type_commands
 from penstock.queues.hand import Hand
 from penstock.queues.items import Item
+from penstock.queues.lanes import FIXED
 from penstock.queues.reaper import Reaper
 from penstock.queues.slots import Slots
 from penstock.queues.waiters import Waiters
 from penstock.queues.work import Work
+from penstock.quiet import RateLimitedLog
+from penstock.redis.keys.family import RedisType
 from penstock.runtime.backoff import retry_delay_s
 
 if TYPE_CHECKING:
@@ -26,10 +30,12 @@ if TYPE_CHECKING:
 __all__ = ["Life"]
 
 logger = logging.getLogger(__name__)
+quiet = RateLimitedLog(logger)
 
 # A worker that is cut short has this long to tell the server what it has done.
 _LAST_WORDS_S = 2.0
 _TEND_S = 0.5
+_TYPES_S = 5.0
 _BLOCK_S = 1.0
 _MOST_WATCHED = 500
 # Enough to keep a quick function busy while answers are on their way.
@@ -60,7 +66,9 @@ class Life:
         self._hint = True
         """Whether there may be jobs to claim."""
         self._futile = False
-        self._reap_after = self._paused_until = 0.0
+        self._reap_after = self._paused_until = self._types_after = 0.0
+        self.foreign = ""
+        """Which of the queue's lists hold something of another type."""
         self._failures = 0
         self._fatal: BaseException | None = None
         self._calls: set[asyncio.Task[None]] = set()
@@ -297,11 +305,33 @@ class Life:
                 if may_reap and await self._reaper.reap(self._hand.now_ms, self._hand.worker):
                     self._there_are_jobs()
                 await self._look_for_cancelled()
+                await self._look_for_foreign()
             except ServerError as error:
                 if not error.transient:
                     logger.exception("queue %s: cannot look after it", self._queue.name)
                 self._troubled(error)
             await asyncio.sleep(every_s)
+
+    async def _look_for_foreign(self) -> None:
+        """Report lists of the queue that another program has made something else of.
+
+        What can be claimed is; jobs that belong there wait until somebody moves the key away.
+        """
+        if time.monotonic() < self._types_after:
+            return
+        self._types_after = time.monotonic() + _TYPES_S
+        keys = self._hand.keys
+        expected = dict.fromkeys(map(keys.list_of, FIXED), RedisType.LIST)
+        found = foreign_among(expected, await ask_typed(self._client, type_commands(expected)))
+        self.foreign = "; ".join(map(str, found))
+        if found:
+            quiet.error(
+                f"foreign {keys.queue}",
+                "queue %s: %s; see `penstock queue repair %s`",
+                keys.queue,
+                self.foreign,
+                keys.queue,
+            )
 
     def _troubled(self, error: ServerError) -> None:
         self._reap_after = time.monotonic() + self._settings.silence_s

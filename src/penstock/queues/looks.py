@@ -9,6 +9,7 @@ from penstock.delivery.payloads import SHOWN_BYTES
 from penstock.queues.choice import MOST_AT_ONCE, whole
 from penstock.queues.dead_letters import QueueDeadLetters
 from penstock.queues.facts import list_queues, queue_workers, read_facts
+from penstock.queues.foreign_keys import find_foreign
 from penstock.queues.in_hand import read_claims
 from penstock.queues.lane_pages import LanePages
 from penstock.queues.lanes import one_lane
@@ -17,6 +18,7 @@ from penstock.queues.search import JobState, read_job, search_jobs
 from penstock.queues.showing import show_job
 from penstock.queues.views import (
     ClaimView,
+    ForeignKey,
     JobPage,
     JobView,
     QueueFacts,
@@ -122,6 +124,13 @@ class QueueLooks:
     def dead_letters(self, queue: str, *, overflow: bool = False) -> QueueDeadLetters:
         """Dead letters of a queue or, with `overflow`, jobs moved aside when it was full."""
         return QueueDeadLetters(self._client, self._codec, queue, overflow=overflow)
+
+    async def foreign_keys(self, queue: str) -> list[ForeignKey]:
+        """Keys under a queue's names that hold something of another type. Two round trips.
+
+        Workers cannot use them and leave them alone: see `rename_foreign` and `delete_foreign`.
+        """
+        return await find_foreign(self._client, self._keys(queue))
 
     async def audit(self, queue: str, count: int = 100) -> list[Act]:
         """What people did to a queue and its letters, the newest first. One round trip."""

@@ -7,14 +7,16 @@ from collections.abc import AsyncIterator, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Final, Literal, get_args
 
-from penstock.delivery.looking import ask, text
+from penstock.delivery.looking import ask, is_wrong_type, text
 from penstock.errors import InvalidJob, JobMissing
 from penstock.queues.choice import MOST_AT_ONCE, checked_id, holds, whole
+from penstock.queues.items import LATEST_MS
+from penstock.queues.lanes import shown_lane
 from penstock.queues.records import JobRecord
 from penstock.queues.views import JobPage
 from penstock.redis.client import Client
 from penstock.redis.keys import QueueKeyring
-from penstock.redis.keys.names import decode_id
+from penstock.redis.wire import Reply
 
 __all__ = ["STATES", "JobState", "read_job", "search_jobs"]
 
@@ -103,13 +105,17 @@ class _Search:
                     ("HMGET", self._keys.records + name, "task", "error", "error_type")
                     for name in names
                 ],
+                typed=True,
             )
-            fits = [self._fits(*(text(part or b"") for part in parts)) for parts in told]
+            fits = [
+                not is_wrong_type(parts) and self._fits(*(text(part or b"") for part in parts))
+                for parts in told
+            ]
         else:
             fits = [True] * len(names)
         wanted = [name for name, fit in zip(names, fits, strict=True) if fit]
         stored = await ask(
-            self._client, [("HGETALL", self._keys.records + name) for name in wanted]
+            self._client, [("HGETALL", self._keys.records + name) for name in wanted], typed=True
         )
         found = dict(zip(wanted, stored, strict=True))
         return [self._record(state, name, found.get(name)) for name in names]
@@ -117,10 +123,13 @@ class _Search:
     def _fits(self, task: str, error: str, error_type: str) -> bool:
         return holds(self._name, task) and holds(self._error, error, error_type)
 
-    def _record(self, state: str, name: str, stored: Sequence[bytes] | None) -> JobRecord | None:
+    def _record(self, state: str, name: str, stored: Reply) -> JobRecord | None:
         if not stored:
             return None
-        record = JobRecord.of(self._keys.queue, decode_id(name), stored)
+        job_id = shown_lane(name)
+        if is_wrong_type(stored):
+            return JobRecord(job_id=job_id, queue=self._keys.queue, status=state, error=str(stored))
+        record = JobRecord.of(self._keys.queue, job_id, stored)
         # It may have moved on, or have been kept for its time, since the index was read.
         return record if record.status == state else None
 
@@ -143,7 +152,7 @@ async def _places(
             *("LIMIT", offset, _PAGE),
         )
         found = [
-            (int(float(score)), text(member))
+            (_whole_ms(score), text(member))
             for member, score in zip(reply[::2], reply[1::2], strict=True)
         ]
         new = [place for place in found if after is None or place < after]
@@ -154,6 +163,11 @@ async def _places(
             return
         else:  # more than a page took the state in the same millisecond
             offset += len(found)
+
+
+def _whole_ms(score: bytes) -> int:
+    """A time as stored; scores of other programs may be infinite."""
+    return int(min(max(float(score), -LATEST_MS), LATEST_MS))
 
 
 def _cursor(state: str, place: Place | None) -> str:

@@ -10,6 +10,7 @@ from penstock.queues.records import JobRecord
 
 __all__ = [
     "ClaimView",
+    "ForeignKey",
     "JobPage",
     "JobView",
     "LaneView",
@@ -27,6 +28,19 @@ __all__ = [
 # --- queues -------------------------------------------------------------------------------------
 
 
+class ForeignKey(msgspec.Struct, frozen=True, kw_only=True):
+    """A key under a queue's names that holds something of another type."""
+
+    key: str
+    type: str
+    """What it holds."""
+    expected: str
+    """What a queue has there."""
+
+    def __str__(self) -> str:
+        return f"key {self.key} holds a {self.type} where a {self.expected} is expected"
+
+
 class QueueLine(msgspec.Struct, frozen=True, kw_only=True):
     """One queue in a list. `waiting` counts the plain list and the priorities."""
 
@@ -39,6 +53,8 @@ class QueueLine(msgspec.Struct, frozen=True, kw_only=True):
     overflow: int = 0
     workers: int = 0
     paused: bool = False
+    foreign: bool = False
+    """Whether keys of another type are in its way: see `QueueAdmin.foreign_keys`."""
 
 
 class LaneView(msgspec.Struct, frozen=True, kw_only=True):
@@ -109,6 +125,8 @@ class QueueFacts(msgspec.Struct, frozen=True, kw_only=True):
     """Age of the job that is next in the plain list, where its id tells."""
     counters: dict[str, int] = {}
     """How many jobs were added, done, retried, dead and so on, since the queue was made."""
+    foreign: list[ForeignKey] = []
+    """Keys of another type under its names; the figures leave them out."""
 
     def rates_since(self, earlier: QueueFacts) -> dict[str, float]:
         """How fast each counter has grown, per second."""

@@ -10,11 +10,12 @@ from typing import Literal, cast
 import msgspec
 
 from penstock.clock import SYSTEM_CLOCK, Clock
-from penstock.errors import ServerError
+from penstock.errors import CommandRefused, ServerError
 from penstock.redis.client import Client
 from penstock.redis.connector import parse_version
 from penstock.redis.health import check_health, read_info
-from penstock.redis.keys import Family, Ttl, classify
+from penstock.redis.keys import Family, Ttl
+from penstock.redis.keys.reading import read_key
 from penstock.redis.node import Node, Role
 
 __all__ = ["Diagnosis", "Finding", "diagnose"]
@@ -32,6 +33,7 @@ MOST_SCANNED = 100_000
 _SCAN_COUNT = 1_000
 _TOLERATED_SKEW_S = 1.0
 _MOST_ORPHANS_SHOWN = 3
+_GUESSED = frozenset({"queue.waiting", "queue.priority", "queue.lane"})
 
 
 class Finding(msgspec.Struct, frozen=True, kw_only=True):
@@ -182,6 +184,7 @@ async def _judge_clock(node: Node, clock: Clock) -> list[Finding]:
 async def _judge_keys(client: Client, node: Node) -> list[Finding]:
     """Look for keys that break their family's contract: wrong type, or no TTL where one is due."""
     orphans: list[str] = []
+    queues = await _registered_queues(client)
     scanned, cursor = 0, b"0"
     wire = await node.wire(Role.DEFAULT)
     while scanned < MOST_SCANNED:
@@ -189,12 +192,14 @@ async def _judge_keys(client: Client, node: Node) -> list[Finding]:
             "tuple[bytes, list[bytes]]", await wire.call("SCAN", cursor, "COUNT", _SCAN_COUNT)
         )
         scanned += len(keys)
-        ours = [(key, family) for key in keys if (family := classify(key, client.keys.namespace))]
+        ours = [(key, read) for key in keys if (read := read_key(key, client.keys.namespace))]
         replies = await wire.call_many(
             [command for key, _ in ours for command in (("TYPE", key), ("PTTL", key))]
         )
-        for (key, family), kind, ttl_ms in zip(ours, replies[::2], replies[1::2], strict=True):
-            if why := _breach(family, kind, ttl_ms):
+        for (key, read), kind, ttl_ms in zip(ours, replies[::2], replies[1::2], strict=True):
+            # A queue is named by its user alone, so any program's plain key looks like one.
+            guessed = read.family.name in _GUESSED and read.arguments["queue"] not in queues
+            if why := _breach(read.family, kind, ttl_ms, guessed=guessed):
                 orphans.append(f"{key.decode(errors='replace')} ({why})")
         if cursor == b"0":
             break
@@ -218,12 +223,19 @@ async def _judge_keys(client: Client, node: Node) -> list[Finding]:
     ]
 
 
-def _breach(family: Family, kind: object, ttl_ms: object) -> str:
+async def _registered_queues(client: Client) -> set[object]:
+    """Names of the queues there are; none if that key itself holds something else."""
+    try:
+        names = await client.call("SMEMBERS", client.keys.queues().registry)
+    except CommandRefused:
+        return set()
+    return {name.decode(errors="replace") for name in cast("list[bytes]", names)}
+
+
+def _breach(family: Family, kind: object, ttl_ms: object, *, guessed: bool) -> str:
     if not isinstance(kind, bytes) or not isinstance(ttl_ms, int) or kind == b"none":
         return ""  # gone meanwhile, or not for this user to see
     if kind.decode() != family.redis_type:
-        # A queue is named by its user alone, so any program's plain key looks like one.
-        guessed = family.name in {"queue.waiting", "queue.priority", "queue.lane"}
         return "" if guessed else f"a {kind.decode()}, {family.redis_type} expected"
     if family.ttl is Ttl.ALWAYS and ttl_ms == -1:
         return "no TTL"

@@ -11,7 +11,7 @@ import msgspec
 from penstock.app import Penstock
 from penstock.delivery.payloads import show_bytes
 from penstock.delivery.retries import MOST_ATTEMPTS
-from penstock.errors import InvalidJob
+from penstock.errors import DecodeError, InvalidJob
 from penstock.inspector.queues import known_facts
 from penstock.interfaces.cli.administer import server_ms, with_app
 from penstock.interfaces.cli.main import pass_settings
@@ -109,8 +109,7 @@ def show(settings: Settings, queue: str, id_: str, as_json: bool) -> None:
 
     async def look(app: Penstock) -> tuple[JobRecord, Any]:
         record = await app.queues.job(queue, id_)
-        result = None if record.result is None else app.codec.decode(record.result, Any)
-        return record, result
+        return record, _result(app, record)
 
     record, result = with_app(settings, look)
     if as_json:
@@ -145,6 +144,16 @@ def show(settings: Settings, queue: str, id_: str, as_json: bool) -> None:
         say(f"  {'try':10}  {suggestion}")
     for line in record.traceback.splitlines():
         say(f"    {line}")
+
+
+def _result(app: Penstock, record: JobRecord) -> Any:
+    """What the job returned; bytes that are no result of ours are shown as they are."""
+    if record.result is None:
+        return None
+    try:
+        return app.codec.decode(record.result, Any)
+    except DecodeError:
+        return show_bytes(record.result).text
 
 
 def _as_line(result: Any) -> str:

@@ -196,6 +196,45 @@ def move(
 
 @queue.command()
 @click.argument("queue")
+@click.option("--rename", nargs=2, metavar="KEY NEW", help="Give such a key another name.")
+@click.option("--delete", metavar="KEY", help="Delete such a key with all that it holds.")
+@yes_option
+@json_option
+@pass_settings
+def repair(
+    settings: Settings,
+    queue: str,
+    rename: tuple[str, str] | None,
+    delete: str | None,
+    yes: bool,
+    as_json: bool,
+) -> None:
+    """Find keys under a queue's names that hold something else; exits 1 if there are any.
+
+    Another program may have stored a string where the queue has a list. Workers leave such a key
+    alone, and jobs that belong there wait. Example: penstock queue repair orders --rename
+    orders:low old-orders-low
+    """
+    if rename and delete:
+        raise click.UsageError("give --rename or --delete, not both")
+    if delete:
+        confirm(yes, lambda: f"Delete {delete} with all that it holds?")
+        with_app(settings, lambda app: app.queues.delete_foreign(queue, delete))
+    elif rename:
+        with_app(settings, lambda app: app.queues.rename_foreign(queue, *rename))
+    left = with_app(settings, lambda app: app.queues.foreign_keys(queue))
+    if as_json:
+        say_json(left)
+    for key in () if as_json else left:
+        say(f"queue {queue}: {key}")
+    if left:
+        fail(f"{plural(len(left), 'key')} of another type in the way", ExitCode.FOUND)
+    if not as_json:
+        say(f"queue {queue}: every key holds what it should")
+
+
+@queue.command()
+@click.argument("queue")
 @yes_option
 @json_option
 @pass_settings

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
+from collections.abc import Iterator
 
 import click
 
@@ -13,7 +14,7 @@ from penstock.interfaces.cli.administer import with_app
 from penstock.interfaces.cli.main import pass_settings
 from penstock.interfaces.cli.output import json_option, reader_left, say, say_json, say_lines
 from penstock.interfaces.cli.wording import age, table
-from penstock.queues.views import LaneView
+from penstock.queues.views import LaneView, QueueLine
 from penstock.settings import Settings
 
 __all__ = ["list_queues", "status"]
@@ -41,7 +42,7 @@ def list_queues(settings: Settings, as_json: bool) -> None:
                 line.dead_letters,
                 line.overflow,
                 line.workers,
-                "paused" if line.paused else "",
+                ", ".join(_states(line)),
                 line.name,
             )
             for line in found
@@ -94,6 +95,13 @@ def status(settings: Settings, queue: str | None, watch: bool, as_json: bool) ->
         _show(found)
 
 
+def _states(line: QueueLine) -> Iterator[str]:
+    if line.foreign:
+        yield "keys of another type"
+    if line.paused:
+        yield "paused"
+
+
 def _rated(now: QueueStatus, earlier: dict[str, QueueStatus]) -> QueueStatus:
     before, earlier[now.queue_name] = earlier.get(now.queue_name), now
     return now if before is None else now.since(before)
@@ -121,6 +129,10 @@ def _show(found: QueueStatus | list[QueueStatus]) -> bool:
         rates = (f"{name} {rate:,.1f}" for name, rate in found.rates.items() if rate)
         facts["Per second"] = "  ".join(rates) or "-"
     told = say_lines(f"{name}: {value}" for name, value in facts.items())
+    for key in found.foreign:
+        told = told and say(f"In its way: {key}")
+    if found.foreign:
+        told = told and say(f"See: penstock queue repair {found.queue_name}")
     lanes = [lane for lane in found.lanes if not lane.name or _is_used(lane)]
     if len(lanes) > 1:
         rows = [
@@ -143,6 +155,12 @@ def _lane_state(lane: LaneView) -> str:
     return "at its limit" if lane.at_limit else ""
 
 
+def _state(one: QueueStatus) -> str:
+    if one.foreign:
+        return "keys of another type"
+    return "paused" if one.paused else "" if one.worker_connected else "no worker"
+
+
 def _show_all(found: list[QueueStatus]) -> bool:
     if not found:
         return say("no queues")
@@ -155,7 +173,7 @@ def _show_all(found: list[QueueStatus]) -> bool:
             one.overflow,
             one.workers,
             age(one.oldest_ms),
-            "paused" if one.paused else "" if one.worker_connected else "no worker",
+            _state(one),
             one.queue_name,
         )
         for one in found

@@ -1,0 +1,132 @@
+"""Keys under a queue's names that hold something else: another program's, or spoilt ones.
+
+A worker cannot use such a key and never removes it. It is reported with its name and type; a person
+renames or deletes it.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Final
+
+from penstock.delivery.looking import ask, is_wrong_type, text
+from penstock.errors import InvalidName, QueueError
+from penstock.queues.lanes import FIXED
+from penstock.queues.search import STATES
+from penstock.queues.views import ForeignKey
+from penstock.redis.client import Client
+from penstock.redis.keys import QueueKeyring
+from penstock.redis.keys.family import RedisType
+from penstock.redis.wire import Command, Reply
+
+__all__ = [
+    "ask_typed",
+    "claims_of",
+    "delete_foreign",
+    "find_foreign",
+    "fixed_types",
+    "foreign_among",
+    "other_types",
+    "rename_foreign",
+    "type_commands",
+]
+
+_SHOWN: Final = 1_000
+"""Lanes and workers that are looked at."""
+_NOTHING: Final = {
+    **dict.fromkeys(("LLEN", "ZCARD", "SCARD", "HLEN", "HEXISTS", "SISMEMBER"), 0),
+    **dict.fromkeys(("LINDEX", "HGET", "ZSCORE"), None),
+}
+"""What commands answer about a key that is not there; all others answer an empty list."""
+
+
+async def find_foreign(client: Client, keys: QueueKeyring) -> list[ForeignKey]:
+    """Find keys of another type under a queue's names: fair lanes and claims, too. Two round trips.
+
+    Of lanes and of workers 1,000 at most.
+    """
+    ring, parked, live, dead = await ask_typed(
+        client,
+        [
+            ("LRANGE", keys.ring, 0, _SHOWN - 1),
+            *(("ZRANGE", key, 0, _SHOWN - 1) for key in (keys.parked, keys.workers)),
+            ("ZRANGE", keys.dead_workers, 0, _SHOWN - 1),
+        ],
+    )
+    lanes, workers = map(text, (*ring, *parked)), (*live, *dead)
+    expected = {**fixed_types(keys), **other_types(keys, lanes, workers)}
+    return foreign_among(expected, await ask_typed(client, type_commands(expected)))
+
+
+def fixed_types(keys: QueueKeyring) -> dict[str, RedisType]:
+    """What the keys hold that every queue has."""
+    lists = (*map(keys.list_of, FIXED), keys.dead_letters, keys.overflow, keys.ring)
+    hashes = (keys.state, keys.counters, keys.weights, keys.delayed_bodies)
+    sorted_sets = (keys.workers, keys.dead_workers, keys.parked, keys.delayed, keys.schedule)
+    return {
+        **dict.fromkeys(lists, RedisType.LIST),
+        **dict.fromkeys(hashes, RedisType.HASH),
+        **dict.fromkeys((*sorted_sets, *map(keys.jobs, STATES)), RedisType.ZSET),
+        keys.cancelled: RedisType.SET,
+        keys.audit: RedisType.STREAM,
+    }
+
+
+def other_types(
+    keys: QueueKeyring, lanes: Iterable[str], workers: Iterable[bytes]
+) -> dict[str, RedisType]:
+    """What the lists of fair lanes and the claims of workers hold."""
+    return {
+        **dict.fromkeys(map(keys.list_of, lanes), RedisType.LIST),
+        **dict.fromkeys((claims_of(keys, worker) for worker in workers), RedisType.HASH),
+    }
+
+
+def claims_of(keys: QueueKeyring, worker: bytes) -> str:
+    """Key of a worker's claims, also of one that is not ours."""
+    try:
+        return keys.claimed(text(worker))
+    except InvalidName:
+        return keys.claims + text(worker)
+
+
+def type_commands(expected: Iterable[str]) -> list[Command]:
+    return [("TYPE", key) for key in expected]
+
+
+def foreign_among(expected: Mapping[str, RedisType], kinds: Sequence[bytes]) -> list[ForeignKey]:
+    """Compare what keys hold with what is expected there."""
+    return [
+        ForeignKey(key=key, type=text(kind), expected=wanted)
+        for (key, wanted), kind in zip(expected.items(), kinds, strict=True)
+        if text(kind) not in {"none", wanted}
+    ]
+
+
+async def ask_typed(client: Client, commands: Sequence[Command]) -> list[Reply]:
+    """Ask as `ask` does; about a key of another type the answer is as if it were missing."""
+    return [
+        _NOTHING.get(str(command[0]), []) if is_wrong_type(reply) else reply
+        for command, reply in zip(commands, await ask(client, commands, typed=True), strict=True)
+    ]
+
+
+async def rename_foreign(client: Client, keys: QueueKeyring, key: str, to: str) -> None:
+    """Rename a key of another type; QueueError if it is the queue's own, or if `to` exists."""
+    found = {one.key: one.expected for one in await find_foreign(client, keys)}
+    expected = found.get(key)
+    if not expected:
+        raise QueueError(f"{key!r} is no key of another type under the names of {keys.queue!r}")
+    if not await client.call("RENAMENX", key, to):
+        raise QueueError(f"there is a key {to!r} already; give another name")
+    if text(await client.call("TYPE", to)) == expected:
+        await client.call("RENAMENX", to, key)
+        raise QueueError(f"{key!r} was replaced by one of the right type meanwhile; try again")
+
+
+async def delete_foreign(client: Client, keys: QueueKeyring, key: str) -> None:
+    """Delete a key of another type; QueueError if it is the queue's own."""
+    aside = f"{key}.{secrets.token_hex(8)}"  # in the same slot; what is renamed cannot change type
+    await rename_foreign(client, keys, key, aside)
+    await client.call("UNLINK", aside)
