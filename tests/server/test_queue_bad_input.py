@@ -335,7 +335,7 @@ async def test_a_foreign_key_under_the_name_of_a_lane_holds_no_other_job_up(
     await note.with_options(priority="high" if lane != "high" else "low").send(0)
     await note.send_many([(1,), (2,)])
     await app.redis.call("SET", note.queue.keyring.list_of(lane), "foreign")
-    await workplace.start(app)
+    workplace.begin(app)  # it is not ready: it says what is in the way
     await eventually(lambda: sorted(ran) == [0, 1, 2])
     await eventually(lambda: _nothing_left(note.queue))
     assert await app.redis.call("GET", note.queue.keyring.list_of(lane)) == b"foreign"

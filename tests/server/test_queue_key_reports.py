@@ -3,10 +3,11 @@
 import json
 
 import pytest
-from tests.workplace import stored
+from tests.workplace import counters, in_hand, letters, stored
 
 from penstock import CommandRefused, Fixed, QueueError, RetryPolicy
 from penstock.redis.doctor import diagnose
+from penstock.testing.eventually import eventually
 
 SOON = RetryPolicy(max_attempts=2, backoff=Fixed(0.01))
 
@@ -28,6 +29,42 @@ def note(app, ran):
         ran.append(number)
 
     return note
+
+
+async def _nothing_in_hand(queue):
+    return not await in_hand(queue)
+
+
+@pytest.mark.parametrize("lane", ["high", "normal", "low"])
+async def test_a_lane_of_another_type_stops_no_other_lane(workplace, app, note, ran, lane):
+    queue, others = note.queue, [one for one in ("high", "normal", "low") if one != lane]
+    key = queue.keyring.list_of(lane)
+    for number, other in enumerate(others):
+        await note.with_options(priority=other).send(number)
+    await note.with_options(group="g").send(2)
+    await note.send(3)
+    await app.redis.call("SET", key, "spoilt")
+    worker = workplace.begin(app)
+    await eventually(lambda: sorted(ran) == [0, 1, 2, 3])
+    fault = f"key {key} holds a string where a list is expected"
+    await eventually(lambda: any(fault in why for why in worker.readiness().reasons))
+    await eventually(lambda: _nothing_in_hand(queue))
+    assert await letters(queue) == []
+    assert (await counters(queue)).get("reaped", 0) == 0
+    assert await app.redis.call("GET", key) == b"spoilt"
+
+
+async def test_a_job_that_is_due_in_a_lane_of_another_type_waits_uncharged(
+    workplace, app, note, ran
+):
+    queue = note.queue
+    await note.with_options(delay=0.01, priority="low").send(1)
+    await note.with_options(delay=0.01).send(2)
+    await app.redis.call("SET", queue.keyring.list_of("low"), "spoilt")
+    workplace.begin(app)
+    await eventually(lambda: ran == [2])
+    assert await app.redis.call("ZCARD", queue.keyring.delayed) == 1
+    assert await letters(queue) == []
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from penstock.delivery.failure_log import Attempt, FailureLog
 from penstock.delivery.failures import Failure
 from penstock.delivery.looking import text
 from penstock.delivery.retries import DeathReason, RetryPolicy
-from penstock.errors import CommandRefused, InvalidName
+from penstock.errors import CommandRefused, InvalidName, ScriptFailed
 from penstock.queues.attempts import after_crash, crash_of, limit_of, undecodable_letter
 from penstock.queues.counts import Counts
 from penstock.queues.hand import claim_number
@@ -27,6 +27,8 @@ logger = logging.getLogger(__name__)
 quiet = RateLimitedLog(logger)
 
 _AT_ONCE = 100
+REFUSED = (CommandRefused, ScriptFailed)
+"""What stays so when it is tried again: one job or worker has it, the others may not."""
 
 
 class _Verdict(NamedTuple):
@@ -76,7 +78,7 @@ class Reaper:
         ):
             try:
                 returned += await self._give_up(name, now_ms)
-            except CommandRefused as error:
+            except REFUSED as error:
                 refused = error
         self._counts.reaped += returned
         if refused is not None:
@@ -114,11 +116,11 @@ class Reaper:
             ]
             try:
                 moved += await self._tell(worker, verdicts)
-            except CommandRefused:
+            except REFUSED:
                 for verdict in reversed(verdicts):  # one by one, so that each stands for itself
                     try:
                         moved += await self._tell(worker, [verdict])
-                    except CommandRefused as error:
+                    except REFUSED as error:
                         refused = error
         if refused is not None:
             raise refused
