@@ -3,6 +3,8 @@
 import json
 import math
 import random
+from types import MappingProxyType
+from typing import NamedTuple
 
 import pytest
 from tests.by_hand import items
@@ -70,6 +72,10 @@ async def test_many_calls_keep_their_order_and_have_ids_that_sort(welcome):
     assert await welcome.send_many([]) == []
 
 
+class Arguments(NamedTuple):
+    user_id: int
+
+
 @pytest.mark.parametrize(
     ("args", "kwargs"),
     [
@@ -91,7 +97,15 @@ async def test_one_bad_call_of_many_sends_none(welcome, tracked):
             await task.send_many([(1,), (2, 3, 4)])
         with pytest.raises(InvalidJob, match="expected a tuple"):
             await task.send_many([(1,), "text"])
+        with pytest.raises(InvalidJob, match=r"task\.call\(3, lang='fr'\)"):
+            await task.send_many([(1,), ((3,), {"lang": "fr"})])
     assert await items(welcome.queue) == []
+
+
+async def test_any_tuple_and_any_mapping_is_a_call(welcome):
+    await welcome.send_many([Arguments(1), MappingProxyType({"user_id": 2})])
+    first, second = await items(welcome.queue)
+    assert (bytes(first.args), bytes(second.kwargs)) == (b"[1]", b'{"user_id":2}')
 
 
 async def test_tasks_are_sent_by_name_without_their_code(app):

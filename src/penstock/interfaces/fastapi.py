@@ -14,7 +14,7 @@ asks for nothing that only a request has.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import AsyncGenerator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any
 
@@ -32,8 +32,8 @@ except ImportError as missing:
 
 __all__ = ["get_app", "lifespan"]
 
-State = Mapping[str, Any] | None
-Lifespan = Callable[[Any], AbstractAsyncContextManager[State]]
+Lifespan = Callable[[Any], AbstractAsyncContextManager[Any]]
+"""With a state or without: FastAPI takes one or the other, but no union of both."""
 
 
 def lifespan(app: Penstock, *, worker: bool = False, around: Lifespan | None = None) -> Lifespan:
@@ -49,7 +49,7 @@ def lifespan(app: Penstock, *, worker: bool = False, around: Lifespan | None = N
     """
 
     @asynccontextmanager
-    async def live(api: FastAPI) -> AsyncGenerator[State]:
+    async def live(api: FastAPI) -> AsyncGenerator[Any]:
         async with app:
             api.state.penstock = app
             async with (around or _nothing)(api) as state:

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 __all__ = ["Call", "Dispatch", "meta_of"]
 
 PLAIN: Final = SendOptions()
+_PAIR: Final = 2
 _encode_meta = msgspec.json.Encoder().encode
 
 Check = Callable[[tuple[Any, ...], Mapping[str, Any]], None]
@@ -238,6 +239,8 @@ def _compiled(
         for job_id, call in zip(ids, calls, strict=True):
             if type(call) is tuple:
                 args = cast("tuple[Any, ...]", call)
+                if len(args) == _PAIR and type(args[0]) is tuple and type(args[1]) is dict:
+                    raise _ambiguous()
                 if check is not None:
                     check(args, nothing)
                 add(b'{"id":"%b%b%b,"kwargs":{}}' % (job_id.encode(), begin, encode_value(args)))
@@ -254,14 +257,23 @@ def _quoted(new_id: str) -> bytes:
 
 
 def _call_of(call: object) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
-    kind = type(call)
-    if kind is tuple:
-        return cast("tuple[Any, ...]", call), {}
-    if kind is dict:
-        return (), cast("dict[str, Any]", call)
     if isinstance(call, Call):
         return call.args, call.kwargs
+    if isinstance(call, tuple):
+        args = tuple(cast("tuple[Any, ...]", call))
+        if len(args) == _PAIR and type(args[0]) is tuple and type(args[1]) is dict:
+            raise _ambiguous()
+        return args, {}
+    if isinstance(call, Mapping):
+        return (), dict(cast("Mapping[str, Any]", call))
     raise InvalidJob(
-        f"a call given as {kind.__name__}: expected a tuple of positional arguments, a dict of "
-        "named ones, or task.call(…)"
+        f"a call given as {type(call).__name__}: expected a tuple of positional arguments, a "
+        "mapping of named ones, or task.call(…)"
+    )
+
+
+def _ambiguous() -> InvalidJob:
+    return InvalidJob(
+        "a call given as (tuple, dict): two positional arguments, or positional and named ones? "
+        "task.call(3, lang='fr') says it"
     )
