@@ -18,6 +18,7 @@ from __future__ import annotations
 import ast
 import contextlib
 import io
+import os
 import re
 import runpy
 import shlex
@@ -74,7 +75,7 @@ class Worker:
         assert self.process.stdout is not None
         with self.process.stdout as output:
             for line in output:
-                self.lines.append(squeezed(line))
+                self.lines.append(squeezed(as_at_home(line)))
 
     def printed(self, pattern: str) -> re.Match[str] | None:
         """Find what was not found before. Threads may print into one line."""
@@ -233,6 +234,12 @@ class Page:
 
 def squeezed(line: str) -> str:
     return " ".join(line.split())
+
+
+def as_at_home(line: str) -> str:
+    """Show commands in logs as they are for users with the usual data directory."""
+    command = f"{shlex.quote(sys.executable)} -m penstock"
+    return line.replace(command, "penstock").replace(f" --home {os.environ['PENSTOCK_HOME']}", "")
 
 
 def squeezed_lines(text: str) -> str:
