@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import threading
+from contextlib import suppress
 
 from penstock import app as asynchronous
 from penstock.errors import NotOpen
 from penstock.runtime import worker as asynchronous_worker
-from penstock.runtime.process import run_process
+from penstock.runtime.process import CLEAN_UP_S, run_process
 from penstock.runtime.readiness import Readiness
 
 __all__ = ["Worker"]
@@ -68,6 +70,16 @@ class Worker:
         self.ask_to_stop()
         if self._loop is not None:
             self._ended.wait()
+
+    def cut(self) -> None:
+        """Cancel what runs and wait for the end, from another thread; jobs are given back."""
+        with self._gate:
+            if self._loop is None or self._ended.is_set():
+                return
+            cutting = asyncio.run_coroutine_threadsafe(self._worker.cut(), self._loop)
+        # The loop may end before the coroutine does, or before it begins.
+        with suppress(concurrent.futures.CancelledError, TimeoutError):
+            cutting.result(2 * CLEAN_UP_S)
 
     def readiness(self) -> Readiness:
         """Whether the worker does its work now, and if not, why. Cheap; from any thread."""

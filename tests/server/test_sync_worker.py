@@ -1,5 +1,6 @@
 """A blocking application is complete: it can be worked on, subscribed to, scheduled and managed."""
 
+import asyncio
 import os
 import signal
 import subprocess
@@ -197,6 +198,27 @@ def test_workers_of_an_application_follow_one_another(app):
                 app.worker().run()
         assert not worker.readiness()
         worker.stop()
+
+
+def test_a_worker_that_is_cut_gives_its_job_back(app):
+    begun = threading.Event()
+
+    @app.task(queue="jobs", status=True)
+    async def wait() -> None:
+        begun.set()
+        await asyncio.sleep(60)
+
+    worker = app.worker()
+    worker.cut()  # not running yet
+    thread = threading.Thread(target=worker.run)
+    thread.start()
+    wait.send()
+    assert begun.wait(10)
+    worker.cut()
+    thread.join(10)
+    assert not thread.is_alive()
+    assert app.get_queue_pressure("jobs").current_length == 1
+    worker.cut()
 
 
 def test_a_worker_that_was_stopped_before_does_nothing(app):
