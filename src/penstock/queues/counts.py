@@ -18,3 +18,5 @@ class Counts:
     """Outcomes that the server refused, because the job had passed to another worker."""
     reaped: int = 0
     """Jobs of dead workers that this one returned."""
+    strays: int = 0
+    """Jobs whose claim was lost on its way here, found again and run."""

@@ -35,6 +35,8 @@ MOST_DONE = 1_000
 """Claims acknowledged by one call. More would stop the server for too long."""
 _MOST_TOLD = 100
 _ENDS_UNDER_WAY = 2
+_LOOK_AGAIN_AFTER_S = (0.5, 2.0, 10.0)
+_SURPLUS_S = 1.0
 _LONGEST_NUMBER = 19
 DEAD = -1
 PASSED_OVER = "passed_over"
@@ -84,10 +86,15 @@ class Hand:
         self._client = client
         self._first = 1
         self._doubt = False
-        self._lost_calls: list[range] = []
-        """Numbers of claims that calls without an answer may have made."""
+        self._under_way: list[range] = []
+        """Numbers of claims that calls without an answer yet may make."""
+        self._looks_due: list[float] = []
+        """When to look again for claims of a lost call: it may still be on its way."""
+        self._surplus_since: float | None = None
+        """Since when the server has counted more claims than are known here."""
+        self._looking = asyncio.Lock()
         self._strays: list[JobContext] = []
-        """Jobs that were taken by such a call, found and not yet handed on."""
+        """Jobs in hand that were not known here, found and not yet handed on."""
         self._server_ms, self._as_of = 0, time.monotonic()
         self._keep_ms = round(client.settings.queues.keep_s * 1000)
 
@@ -116,12 +123,19 @@ class Hand:
         """Acknowledge what is done and take up to `most` jobs. One round trip, after trouble two.
 
         Several such calls may be under way, each with numbers of its own for its claims. One whose
-        answer is lost may have taken jobs: they are looked for before the next one.
+        answer is lost may have taken jobs: they are looked for before the next one, and again later
+        since the call may have been held up. The same goes if the server counts claims, for longer
+        than a call takes, that are not known here.
         """
+        if self._looks_due and time.monotonic() >= self._looks_due[0]:
+            self._looks_due.pop(0)
+            self._doubt = True
         if self._doubt:
             await self._find_strays()
         done, self.done = self.done[:MOST_DONE], self.done[MOST_DONE:]
         first, self._first = self._first, self._first + most
+        numbers = range(first, first + most)
+        self._under_way.append(numbers)
         try:
             reply = await self._scripts.claim_jobs(
                 keys=self.keys, worker=self.worker, first=first, most=most, done=done
@@ -129,9 +143,11 @@ class Hand:
         except ServerError as error:
             self.done = done + self.done
             if isinstance(error, OutcomeUnknown) and most:
-                self._lost_calls.append(range(first, first + most))
                 self._doubt = True
+                self._looks_due = [time.monotonic() + wait_s for wait_s in _LOOK_AGAIN_AFTER_S]
             raise
+        finally:
+            self._under_way.remove(numbers)
         if isinstance(reply, int):
             self.lose(len(done))
             return []
@@ -142,8 +158,7 @@ class Hand:
         self.next_due_ms = max(0, self.next_due_ms)  # an infinite time comes back as a negative one
         self.uses_lanes, self.has_cancelled = bool(flags & 1), bool(flags & 2)
         jobs = self._taken(first, taken)
-        if self._lost_calls and held > len(self.jobs):
-            self._doubt = True  # a call that was given up came to pass after all
+        self._note_surplus(held - len(self.jobs) - sum(map(len, self._under_way)))
         strays, self._strays = self._strays, []
         return strays + jobs
 
@@ -160,23 +175,45 @@ class Hand:
                 number += 1
         return jobs
 
-    async def _find_strays(self) -> None:
-        """Find jobs that are ours without our knowledge: taken by a call whose answer was lost.
+    def _note_surplus(self, surplus: int) -> None:
+        now = time.monotonic()
+        if surplus <= 0:
+            self._surplus_since = None
+        elif self._surplus_since is None:
+            self._surplus_since = now
+        elif now - self._surplus_since >= _SURPLUS_S:
+            self._doubt, self._surplus_since = True, None
 
-        Other claims that we do not know are over: this look may be older than their ends.
+    async def _find_strays(self) -> None:
+        """Find jobs that are ours without our knowledge: the answer to their claim was lost.
+
+        A claim leaves `jobs` only when the server knows its end. So one that was not known before
+        the server was asked, nor is now, and that no call under way can have made, is a stray.
         """
-        fields = await self._client.call("HGETALL", self.keys.claimed(self.worker))
-        self._doubt = False
-        numbers: set[int] = set()
-        for name, data in zip(fields[::2], fields[1::2], strict=True):
-            claim, number = _claim(name), claim_number(name)
-            call = next((one for one in self._lost_calls if number in one), None)
-            if call is not None and claim not in self.jobs:
-                job = self.jobs[claim] = JobContext(self, claim, read_item(data, self.codec))
-                self._strays.append(job)
-                numbers.add(number)
-        # A call takes its jobs all at once, so nothing more comes of these.
-        self._lost_calls = [one for one in self._lost_calls if numbers.isdisjoint(one)]
+        async with (
+            self._looking
+        ):  # else two looks could find the same one, before and after its end
+            if not self._doubt:
+                return
+            known, under_way, next_ = set(self.jobs), list(self._under_way), self._first
+            fields = await self._client.call("HGETALL", self.keys.claimed(self.worker))
+            self._doubt = False
+            found = len(self._strays)
+            for name, data in zip(fields[::2], fields[1::2], strict=True):
+                claim, number = _claim(name), claim_number(name)
+                if claim in known or claim in self.jobs or number >= next_:
+                    continue
+                if not any(number in one for one in under_way):
+                    job = self.jobs[claim] = JobContext(self, claim, read_item(data, self.codec))
+                    self._strays.append(job)
+            if found := len(self._strays) - found:
+                self.counts.strays += found
+                quiet.warning(
+                    f"{self.keys.queue} strays",
+                    "queue %s: %d jobs were claimed but did not arrive; they run now",
+                    self.keys.queue,
+                    found,
+                )
 
     async def give_back(self, jobs: Sequence[JobContext]) -> None:
         """Return jobs to the front, in their order, as if they had not been taken."""

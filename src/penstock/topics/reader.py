@@ -34,7 +34,9 @@ quiet = RateLimitedLog(logger)
 # Beyond the server's own limit for a blocking read, the reply may be this much on its way: more on
 # a connection that turns out to be slow.
 _LEAST_MARGIN_S, _MOST_MARGIN_S = 0.5, 5.0
-_MARGIN_PER_DELAY = 4
+_MARGIN_PER_DELAY = 2
+# A read waits for this share of `worker.poll_s`: the rest is for noticing that no reply comes.
+_BLOCK_SHARE = 0.8
 _UNBLOCK_AGAIN_S = 0.05
 _LEAST_BLOCK_S = 0.05
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.002, 0.05
@@ -177,7 +179,7 @@ class Reader:
         they have enough to do, will be busy.
         """
         sure_s = min(held.deadline for held in helds) - time.monotonic()
-        block_s = max(_LEAST_BLOCK_S, min(self._poll_s, sure_s))
+        block_s = max(_LEAST_BLOCK_S, min(_BLOCK_SHARE * self._poll_s, sure_s))
         busy = [held.buffered for held in self._readable() if held not in helds]
         return min(block_s, min(busy) * self._pace.each_s) if busy else block_s
 
