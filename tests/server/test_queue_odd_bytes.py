@@ -195,3 +195,136 @@ async def test_odd_letters_are_listed_shown_edited_queued_again_and_removed(work
     assert done.matched == left
     assert await dead.count() == left - done.requeued
     assert await dead.purge(everything=True) == left - done.requeued
+
+
+GARBAGE = [b"\xff", b"", b"nan", b"-inf", b"9" * 400, b"1e999", b"\x00", b"%ED%A0%80", b"{}"]
+HASHES = ["state", "counters", "weights", "delayed_bodies"]
+SORTED = ["workers", "dead_workers", "parked", "delayed", "schedule", "jobs"]
+
+
+async def fill_with_garbage(app, queue, name):
+    """Put odd members and values where Penstock keeps its own."""
+    keys = queue.keyring
+    key = keys.jobs("queued") if name == "jobs" else getattr(keys, name, "")
+    if name in HASHES:
+        known = await app.redis.call("HKEYS", key) if name == "state" else []
+        known += [b"added", b"done", b"reaped"] if name == "counters" else []
+        for number, field in enumerate([*known, *GARBAGE]):
+            if field not in {b"side", b"levels"}:  # garbage there is refused
+                await app.redis.call("HSET", key, field, GARBAGE[number % len(GARBAGE)])
+    elif name in SORTED:
+        for score, member in zip((1, "-inf", "inf", 5, 1e300), GARBAGE, strict=False):
+            await app.redis.call("ZADD", key, score, member)
+    elif name in {"ring", "dead_letters", "overflow"}:
+        await app.redis.call("RPUSH", key, *GARBAGE)
+    elif name == "cancelled":
+        await app.redis.call("SADD", key, *GARBAGE)
+    elif name == "registry":
+        await app.redis.call("SADD", app.redis.keys.queues().registry, *GARBAGE)
+    else:
+        for value in GARBAGE:
+            await app.redis.call("XADD", key, "*", "count", value, value or "x", "x")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [*HASHES, *SORTED, "ring", "dead_letters", "overflow", "cancelled", "audit", "registry"],
+)
+async def test_garbage_among_a_queues_own_entries_hides_nothing_and_stops_nobody(workplace, name):
+    app, ran = await workplace.open(silence_s=0.5), []
+
+    @app.task(queue="mail", name="note", status=True)
+    async def note(number: int) -> None:
+        ran.append(number)
+
+    queue = note.queue
+    await note.send(1)
+    await note.with_options(delay=0.01).send(2)
+    await note.with_options(group="g").send(3)
+    await fill_with_garbage(app, queue, name)
+    admin = app.queues
+    views = [
+        *(await admin.list(), await admin.facts("mail"), await admin.workers("mail")),
+        *(await admin.peek("mail"), await admin.jobs("mail"), await admin.audit("mail")),
+        *(await admin.dead_letters("mail").list(), await admin.dead_letters("mail").kinds()),
+        *(await admin.dead_letters("mail", overflow=True).list(), await app.schedules.list()),
+        *(await admin.foreign_keys("mail"), await admin.claims("mail", "nobody")),
+    ]
+    msgspec.json.encode(views)
+    worker = workplace.begin(app)
+    await eventually(lambda: sorted(set(ran)) == [1, 2, 3])
+    assert worker.failures == []
+    assert await admin.dead_letters("mail").purge(everything=True) >= 0
+    assert await admin.purge("mail", delayed=True) >= 0
+
+
+async def test_a_job_that_says_it_has_a_record_and_has_no_id_can_run_for_long(workplace):
+    app, seen = await workplace.open(), []
+
+    @app.queue("mail").handler
+    async def handle(job: bytes) -> None:
+        await asyncio.sleep(0.8)  # longer than it takes to look whether it was cancelled
+        seen.append(job)
+
+    queue = app.queue("mail")
+    await push(queue, [b'{"a":1,"_penstock":{"tracked":true}}'])
+    worker = await workplace.start(app)
+    await eventually(lambda: seen == [b'{"a":1}'])
+    await eventually(lambda: is_idle(queue))
+    assert worker.readiness().ready
+
+
+async def test_a_unique_key_of_another_program_is_an_answer(workplace):
+    app = await workplace.open()
+
+    @app.task(queue="mail", name="note")
+    async def note() -> None: ...
+
+    await app.redis.call("SET", note.queue.keyring.unique("u"), b"\xff")
+    job = await note.with_options(unique="u").send()
+    assert not job.created
+
+
+async def test_fields_of_a_record_are_copied_as_they_are_written(workplace):
+    app = await workplace.open()
+
+    @app.queue("mail", status=True, status_fields=("n", "price", "name")).handler
+    async def handle(job: bytes) -> None: ...
+
+    queue = app.queue("mail")
+    body = b'{"job_id":"j","n":%s,"price":1.10,"name":"x","odd":1e999}' % (b"9" * 40)
+    await push(queue, [body])
+    await workplace.start(app)
+    await eventually(lambda: is_idle(queue))
+    record = await app.queues.job("mail", "j")
+    assert record.fields == {"n": "9" * 40, "price": "1.10", "name": "x"}
+
+
+async def test_the_command_line_shows_and_removes_whatever_stands_there(workplace, shell):
+    app = await workplace.open()
+    queue = app.queue("mail", status=True)
+    await queue.push({"n": 1})
+    odd = [*FOREIGN, *(odd_job(rng) for rng in dice(0, 150))]
+    await push(queue, odd)
+    told = shell.json("queue", "peek", "mail", "--count", "1000")
+    assert len(told) == 1 + len(odd)
+    assert told[1]["payload"]["text"] == '{"x":1e999}'
+    assert told[2]["payload"]["base64"]
+    assert len(shell.ok("queue", "peek", "mail", "--count", "1000").splitlines()) == len(odd) + 2
+    keys = queue.keyring
+    await app.redis.call("HSET", keys.record("odd"), "status", b"\xff", "result", b"\xff\x1b[31m")
+    assert "\x1b" not in shell.ok("job", "show", "mail", "odd")
+    assert shell.json("job", "show", "mail", "odd")["result"]
+    assert shell.json("queue", "purge", "mail", "--yes")["purged"] == 1 + len(odd)
+
+    letters_there = [odd_letter(rng) for rng in dice(0, 60)]
+    await app.redis.call("RPUSH", keys.dead_letters, b"\xff\x1b", *letters_there)
+    page = shell.json("dlq", "list", "--queue", "mail")
+    assert len(page["letters"]) == 1 + len(letters_there)
+    first = page["letters"][0]["id"]
+    assert "\\xff" in shell.ok("dlq", "show", "--queue", "mail", first)
+    shell.ok("dlq", "list", "--queue", "mail")
+    shell.ok("dlq", "groups", "--queue", "mail")
+    assert shell.json("dlq", "purge", "--queue", "mail", first, "--yes")["purged"] == 1
+    left = shell.json("dlq", "purge", "--queue", "mail", "--all", "--yes")
+    assert left["purged"] == len(letters_there)

@@ -19,6 +19,9 @@ AUDIT_LENGTH: Final = 10_000
 """Acts kept, a few more at times. Scripts that record an act have the same number."""
 
 
+_MOST_DIGITS: Final = 18
+
+
 class Act(msgspec.Struct, frozen=True, kw_only=True):
     """Something that somebody did to dead letters, groups or jobs."""
 
@@ -56,6 +59,11 @@ async def read_acts(client: Client, audit: str, count: int = 100) -> list[Act]:
     ]
 
 
+def _whole(stored: bytes) -> int:
+    """A number as stored; 0 for what is none."""
+    return int(stored) if stored.isdigit() and len(stored) <= _MOST_DIGITS else 0
+
+
 def _act(id_: bytes, fields: dict[bytes, bytes]) -> Act:
     def text(name: bytes) -> str:
         return fields.get(name, b"").decode(errors="backslashreplace")
@@ -65,6 +73,6 @@ def _act(id_: bytes, fields: dict[bytes, bytes]) -> Act:
         at_ms=int(id_.partition(b"-")[0]),
         who=text(b"who"),
         what=text(b"what"),
-        count=int(fields.get(b"count", 0)),
+        count=_whole(fields.get(b"count", b"0")),
         detail=text(b"detail"),
     )

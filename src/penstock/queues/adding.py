@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
+from penstock.delivery.looking import text
 from penstock.errors import (
     InvalidJob,
     OutcomeUnknown,
@@ -223,7 +224,7 @@ class Adder:
             raise self._full(answer[1], target)
         if answer[6:] and answer[6]:
             await self.note_losses(answer[6])
-        holder = decode_id(answer[4].decode())
+        holder = decode_id(text(answer[4]))
         says = answer[7] if answer[7:] else b""
         return Added(answer[0] != _TAKEN, answer[1], answer[2], answer[3], holder, says)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from penstock.delivery.looking import ask, text
 from penstock.errors import QueueError
 from penstock.queues.facts import queue_workers
+from penstock.queues.foreign_keys import claims_of
 from penstock.queues.lanes import FIXED, fair_lanes
 from penstock.queues.purging import purge_delayed, purge_lane
 from penstock.queues.search import STATES
@@ -39,7 +40,7 @@ async def delete_queue(client: Client, codec: Codec, queue: str) -> bool:
         *(keys.delayed, keys.delayed_bodies, keys.schedule, keys.workers, keys.dead_workers),
         *(keys.counters, keys.state, keys.audit),
         *(keys.runnings + lane for lane in lanes),
-        *(keys.claimed(worker.name) for worker in workers),
+        *(claims_of(keys, worker.name.encode()) for worker in workers),
     ]
     registered = ("SREM", client.keys.queues().registry, queue)
     *removed, known = await ask(client, [*(("UNLINK", key) for key in gone), registered])

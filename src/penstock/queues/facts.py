@@ -22,7 +22,7 @@ from penstock.redis.codec import Codec
 from penstock.redis.keys import QueueKeyring
 from penstock.redis.wire import Command, Reply
 
-__all__ = ["list_queues", "queue_workers", "read_facts"]
+__all__ = ["is_queue", "list_queues", "queue_workers", "read_facts"]
 
 LANES_SHOWN: Final = 200
 WORKERS_SHOWN: Final = 1_000
@@ -33,7 +33,8 @@ AT_LIMIT, PAUSED = 9_000_000_000_000_000, 9_000_000_000_000_001
 async def list_queues(client: Client) -> list[QueueLine]:
     """Every registered queue by name. Two round trips, O(queues)."""
     members = await client.call("SMEMBERS", client.keys.queues().registry)
-    rings = [ring for name in sorted(map(text, members)) if (ring := _keyring(client, name))]
+    names = sorted(name for name in map(text, members) if is_queue(client, name))
+    rings = [QueueKeyring.of(client.keys, name) for name in names]
     commands: list[Command] = []
     for keys in rings:
         commands += [("LLEN", keys.list_of(lane)) for lane in FIXED]
@@ -208,9 +209,10 @@ def _whole(stored: bytes | None) -> int:
         return 0
 
 
-def _keyring(client: Client, name: str) -> QueueKeyring | None:
-    """None for a name that no queue of ours can have: somebody else wrote it."""
+def is_queue(client: Client, name: str) -> bool:
+    """Whether a registered name is one that a queue can have; else another program wrote it."""
     try:
-        return QueueKeyring.of(client.keys, name)
+        client.keys.queue(name)
     except InvalidName:
-        return None
+        return False
+    return True

@@ -362,7 +362,7 @@ class Hand:
         return await self._scripts.note_progress(
             keys=self.keys,
             worker=self.worker,
-            record=self.keys.record(job.id),
+            record=self.keys.record(job.named()),
             claim=job.claim,
             fields=fields,
         )

@@ -10,6 +10,7 @@ from functools import partial
 from typing import Any, Final, TypeVar, overload
 
 from penstock.clock import SYSTEM_CLOCK
+from penstock.delivery.looking import text
 from penstock.delivery.retries import RetryPolicy
 from penstock.errors import ConfigError, OutOfMemory, QueueFull, QueueMismatch
 from penstock.queues.adding import Adder, Target
@@ -285,7 +286,7 @@ class Queue:
             side = await self.client.call("HGET", self.keyring.state, "side")
             for_s = _UNDECLARED_FOR_S
         wanted = self.options.push
-        held = side.decode() if side else wanted or "right"
+        held = text(side) if side else wanted or "right"
         if wanted is not None and held != wanted:
             raise QueueMismatch(self.name, held, wanted)
         self._side = held

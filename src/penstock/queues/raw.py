@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import msgspec
+from msgspec import Raw
 
 from penstock.errors import InvalidJob
 from penstock.queues.adding import Added, Target, UniqueMark
 from penstock.queues.attempts import limit_of
-from penstock.queues.items import Item, new_id, read_item, write_item
+from penstock.queues.items import UNREADABLE, Item, new_id, read_item, write_item
 from penstock.queues.options import SendOptions
 from penstock.queues.records import first_fields
 from penstock.queues.sending import meta_of
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
     from penstock.queues.queue import Queue
 
 __all__ = ["RawJob", "RawJobs"]
+
+_members = msgspec.json.Decoder(dict[str, Raw]).decode
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,10 +124,17 @@ class RawJobs:
         if not names:
             return {}
         try:
-            job = msgspec.json.decode(item.body)
-        except (msgspec.MsgspecError, ValueError, RecursionError):
+            members = _members(item.body)
+        except UNREADABLE:
             return {}
-        if not isinstance(job, dict):
-            return {}
-        told = cast("dict[str, object]", job)
-        return {name: told[name] for name in names if told.get(name) is not None}
+        found = {name: _value(members[name]) for name in names if name in members}
+        return {name: value for name, value in found.items() if value is not None}
+
+
+def _value(stored: Raw) -> object:
+    """Text as itself, numbers and the like as they are written; None for what cannot be read."""
+    try:
+        value: object = msgspec.json.decode(stored)
+    except UNREADABLE:
+        return None
+    return value if value is None or isinstance(value, str) else stored

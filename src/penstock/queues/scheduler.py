@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import Final, NamedTuple
 
+from penstock.delivery.looking import text
 from penstock.errors import NotOpen, PenstockError, QueueError
 from penstock.queues.schedule import PAUSED, QUEUED, Schedule, enqueue
 from penstock.quiet import RateLimitedLog
@@ -146,9 +147,9 @@ class Scheduler(Service):
         )
         now_ms, at = reply[0], time.monotonic()
         again = at + LONGEST_LOOK_S
-        for schedule, tick, text in zip(schedules, reply[1::2], reply[2::2], strict=True):
-            told = None if text is None else text.decode()
-            standing = Standing(tick.decode(), told, now_ms, at)
+        for schedule, tick, stored in zip(schedules, reply[1::2], reply[2::2], strict=True):
+            told = None if stored is None else text(stored)
+            standing = Standing(text(tick), told, now_ms, at)
             tended = self._try(f"schedule {schedule.name}", partial(self._tend, schedule, standing))
             again = min(again, await tended)
         return again

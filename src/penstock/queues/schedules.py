@@ -8,9 +8,11 @@ from typing import Final
 import msgspec
 
 from penstock.delivery.audit import record_act
+from penstock.delivery.looking import text
 from penstock.errors import ConfigError, QueueError
 from penstock.queues.cron import read_when
-from penstock.queues.items import new_id
+from penstock.queues.facts import is_queue
+from penstock.queues.items import LATEST_MS, new_id
 from penstock.queues.schedule import PAUSED, QUEUED, Schedule, enqueue
 from penstock.queues.scheduler import Scheduler
 from penstock.redis.client import Client
@@ -153,7 +155,8 @@ class Schedules:
 
     async def _queues(self) -> list[str]:
         known = await self._client.call("SMEMBERS", self._client.keys.queues().registry)
-        return sorted({queue.decode() for queue in known} | {one.queue for one in self.declared})
+        names = {name for name in map(text, known) if is_queue(self._client, name)}
+        return sorted(names | {one.queue for one in self.declared})
 
     async def _views(self, queue: str) -> list[ScheduleView]:
         _, *facts = await self._client.scripts.list_schedules(keys=self._keys(queue))
@@ -162,7 +165,7 @@ class Schedules:
                 name=_text(name),
                 queue=queue,
                 when=_text(when),
-                next_ms=None if tick == PAUSED.encode() else int(float(tick)),
+                next_ms=None if tick == PAUSED.encode() else _tick_ms(tick),
                 paused=tick == PAUSED.encode(),
                 orphan=not seen,
             )
@@ -180,6 +183,11 @@ class Schedules:
 
     def _keys(self, queue: str) -> QueueKeyring:
         return QueueKeyring.of(self._client.keys, queue)
+
+
+def _tick_ms(tick: bytes) -> int:
+    """When it is next; other programs may have stored any number."""
+    return int(min(max(float(tick), 0), LATEST_MS))
 
 
 def _text(told: bytes | int) -> str:

@@ -15,6 +15,6 @@ for place = 1, #found, 2 do
   answer[#answer + 1] = name
   answer[#answer + 1] = found[place + 1]
   answer[#answer + 1] = facts[1] or ''
-  answer[#answer + 1] = math.abs(now - tonumber(facts[2] or 0)) < 3 * SEEN_MS and 1 or 0
+  answer[#answer + 1] = math.abs(now - (tonumber(facts[2] or 0) or 0)) < 3 * SEEN_MS and 1 or 0
 end
 return answer
