@@ -11,7 +11,9 @@ import pytest
 from penstock.delivery.retries import Fixed, Retry, RetryPolicy
 from penstock.errors import TopicMissing
 from penstock.testing.eventually import eventually
+from penstock.topics.consumer import Consumer
 from penstock.topics.message import Message, Outgoing
+from penstock.topics.subscription import Subscription
 
 ONCE = RetryPolicy(max_attempts=1)
 LATER = RetryPolicy(max_attempts=5, backoff=Fixed(60))
@@ -335,3 +337,38 @@ async def test_a_stop_waits_for_a_blocking_handler_and_leaves_the_rest(app, cons
     second = await consume(orders, notes, retry=ONCE)
     await eventually(lambda: second.counts.handled == 9)
     assert notes.seen == [(n, 1) for n in range(1, 10)]
+
+
+# ---- a fault of the program, or of the server's data
+
+
+async def test_a_consumer_that_fails_is_started_again_and_the_others_go_on(app, consume):
+    """Something that no consumer expects: a callback with a bug, and a key of another type."""
+    orders, news = app.topic("orders", type=int), app.topic("news", type=int)
+    await orders.send(1)
+    await news.send(2)
+    broken, healthy, faults = Notes(), Notes(), [ZeroDivisionError("in a callback")]
+
+    def misbehave(topic: str, partitions: int) -> None:
+        if faults:
+            raise faults.pop()
+
+    failing = Consumer(orders, broken, Subscription(group="group"))
+    failing.when_known = misbehave
+    async with failing:
+        await consume(news, healthy)
+        await eventually(lambda: failing.failing)
+        assert "ZeroDivisionError" in (failing.failing or "")
+        await eventually(lambda: healthy.payloads == [2])
+        await eventually(lambda: broken.payloads == [1])
+        await orders.send(3)
+        await eventually(lambda: broken.payloads == [1, 3])
+        assert await eventually(lambda: failing.partitions)
+
+        lease = app.redis.keys.topic("orders").members("group")
+        await app.redis.call("UNLINK", lease)
+        await app.redis.call("SET", lease, "of another program")
+        await eventually(lambda: "WRONGTYPE" in (failing.failing or failing.trouble() or ""))
+        await app.redis.call("UNLINK", lease)
+        await orders.send(4)
+        await eventually(lambda: broken.payloads[-1] == 4, within_s=20)

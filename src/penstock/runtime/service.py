@@ -7,7 +7,7 @@ import logging
 import time
 from abc import ABC, abstractmethod
 from types import TracebackType
-from typing import ClassVar, Final, Self
+from typing import ClassVar, Final, Self, cast
 
 from penstock.clock import SYSTEM_CLOCK
 from penstock.errors import ConfigError, NotOpen
@@ -187,10 +187,11 @@ class Service(ABC):
         steady = time.monotonic() - self._ran_at > STEADY_S
         self._restarted = 1 if steady else self._restarted + 1
         wait_s = retry_delay_s(self._restarted)
-        self._restart_reason = cleaned(f"{self.name} failed: {type(failure).__name__}: {failure}")
+        cause = _first_cause(failure)
+        self._restart_reason = cleaned(f"{self.name} failed: {type(cause).__name__}: {cause}")
         self._ran_at = time.monotonic() + wait_s
         quiet.error(
-            f"{self.name} {type(failure).__name__}",
+            f"{self.name} {type(cause).__name__}",
             "%s failed and is started again in %.1f s; other services go on",
             self.name,
             wait_s,
@@ -202,6 +203,13 @@ class Service(ABC):
         self._ended.set()  # also if the task was cancelled before its first step
         if not task.cancelled() and (failure := task.exception()) is not None:
             logger.error("service %s failed", self.name, exc_info=failure)
+
+
+def _first_cause(failure: Exception) -> Exception:
+    """What failed first, where a task group has failed."""
+    while isinstance(failure, ExceptionGroup):
+        failure = cast("ExceptionGroup[Exception]", failure).exceptions[0]
+    return failure
 
 
 def _is_final(failure: Exception) -> bool:
