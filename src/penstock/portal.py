@@ -18,7 +18,7 @@ from penstock import app as asynchronous
 from penstock.errors import NotOpen, OutcomeUnknown
 from penstock.settings import Settings
 
-__all__ = ["Blocking", "Facade", "Portal"]
+__all__ = ["Blocking", "BlockingApplication", "Facade", "Portal", "application_of"]
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
@@ -174,3 +174,17 @@ class Blocking(Generic[T, P, R]):
             return portal.run(self._method(target, *args, **kwargs))
 
         return functools.update_wrapper(call, MethodType(self._method, facade))
+
+
+class BlockingApplication:
+    """The base of `penstock.sync.Penstock`, by which others recognise it."""
+
+    twin: asynchronous.Penstock
+    """The application that a worker runs: it has the declared tasks, handlers and schedules."""
+
+
+def application_of(found: object) -> asynchronous.Penstock | None:
+    """Return the application that a worker runs, whether the user's is blocking or not."""
+    if isinstance(found, BlockingApplication):
+        return found.twin
+    return found if isinstance(found, asynchronous.Penstock) else None

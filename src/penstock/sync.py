@@ -86,9 +86,6 @@ class Client:
 class Penstock(Coordination):
     """`penstock.Penstock`, blocking. Opens at its first use, or by `with`."""
 
-    twin: asynchronous.Penstock
-    """The application that a worker runs: it has the declared tasks, handlers and schedules."""
-
     def __init__(self, url: str | None = None, *, settings: Settings | None = None) -> None:
         self.settings = settings or Settings.load({"url": url})
         self.redis = Client(self)

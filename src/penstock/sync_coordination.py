@@ -9,7 +9,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Unpack
 
 from penstock import app as asynchronous
-from penstock.portal import Blocking, Portal
+from penstock.portal import Blocking, BlockingApplication, Portal
 
 if TYPE_CHECKING:
     from penstock.coordination.limits.limit import LimitWords
@@ -27,14 +27,12 @@ if TYPE_CHECKING:
 __all__ = ["Coordination"]
 
 
-class Coordination(ABC):
+class Coordination(BlockingApplication, ABC):
     """The primitives by which processes agree. Each is imported when it is first used."""
 
     @abstractmethod
     def reach(self) -> tuple[Portal, asynchronous.Penstock]:
         """Return the loop's thread and the application that lives there; `NotOpen` without."""
-
-    twin: asynchronous.Penstock
 
     def once(self, key: str, **words: Unpack[MarkWords]) -> AbstractContextManager[Mark]:
         """Let a block happen once for a key, as `penstock.Penstock.once`.

@@ -14,6 +14,7 @@ from penstock import JobContext, Message, RetryPolicy
 from penstock.errors import ConfigError, NotOpen
 from penstock.settings import Settings
 from penstock.sync import Penstock
+from penstock.testing.queues import clock, kill_worker, run_until_idle
 from penstock.testing.servers import wait_until
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*use of fork:DeprecationWarning")
@@ -301,3 +302,15 @@ def test_the_command_runs_a_blocking_application(folder, valkey_server, namespac
         finally:
             worker.send_signal(signal.SIGTERM)
         assert worker.wait(20) == 0
+
+
+async def test_the_test_kit_takes_the_application_that_a_worker_runs(folder, app):
+    @app.task(queue="mail", name="s1.welcome")
+    def welcome(user_id: int) -> int:
+        return user_id
+
+    async with app.twin as twin:
+        await asyncio.to_thread(welcome.send, 1)
+        await kill_worker(twin, f"{folder / 's1.py'}:app", "s1.welcome", when="begun")
+        await clock.advance(twin, twin.settings.queues.silence_s)
+        assert (await run_until_idle(twin)).done == 1

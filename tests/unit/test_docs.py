@@ -13,9 +13,10 @@ from penstock.settings_reading import names_of, variable_of
 ROOT = Path(__file__).parents[2]
 PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md")])
 TESTED_BY_PYTEST = ROOT / "docs" / "how-to" / "test-your-code.md"  # see test_kit_plugin.py
+NAMED = re.compile(r"""(?:app\.(topic|queue|limit|slots|window|feed|cache)\(|\bqueue=)"([^"]+)\"""")
 ENVIRON = {
     "PENSTOCK_QUEUES_BEAT_S": "0.2",
-    "PENSTOCK_QUEUES_SILENCE_S": "1",  # how soon a killed worker's jobs go on
+    "PENSTOCK_QUEUES_SILENCE_S": "2",  # how soon a killed worker's jobs go on
     "PENSTOCK_VECTORS_LINGER_S": "1",
     "PYTHONUNBUFFERED": "1",
 }
@@ -60,6 +61,19 @@ def test_programs_have_a_name_and_can_be_imported(page):
         if kind == "python" and re.search(r"^(import|from) ", text, re.MULTILINE):
             assert NAME.match(text), f"begin the program with a line such as # shop.py:\n{text}"
             assert "asyncio.run(" not in text or '\nif __name__ == "__main__":\n' in text, text
+
+
+def test_programs_share_no_names_on_the_server():
+    """Two programs that use one queue or topic would take each other's work."""
+    used: dict[tuple[str, str], set[str]] = {}
+    for page in reading_order():
+        for kind, text in BLOCK.findall(page.read_text()):
+            if kind == "python" and (program := NAME.match(text)):
+                for call, name in NAMED.findall(text):
+                    used.setdefault((call or "queue", name), set()).add(
+                        f"{page_id(page)} {program[1]}"
+                    )
+    assert {name: where for name, where in used.items() if len(where) > 1} == {}
 
 
 @pytest.mark.parametrize("page", PAGES, ids=page_id)

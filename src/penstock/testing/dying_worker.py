@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, Literal, Protocol, get_args
 
 from penstock.app import Penstock
+from penstock.portal import application_of
 from penstock.queues.performer import Performer
 from penstock.queues.queue import Queue
 from penstock.runtime.process import run_process
@@ -108,9 +109,10 @@ def _find(target: str) -> Penstock:
         sys.path.insert(0, str(Path.cwd()))
         module = import_module(place)
     found = getattr(module, name)
-    if not isinstance(found, Penstock):
-        raise TypeError(f"{target!r} is a {type(found).__name__}, not a Penstock")
-    return found
+    app = application_of(found)
+    if app is None:
+        raise TypeError(f"{target!r} is of type {type(found).__name__}, not a Penstock application")
+    return app
 
 
 def _arrange(name: str, moment: Moment) -> None:

@@ -14,6 +14,7 @@ from penstock.app import Penstock
 from penstock.errors import ConfigError, PenstockError, SettingError
 from penstock.interfaces.cli.main import given
 from penstock.interfaces.cli.output import say
+from penstock.portal import application_of
 
 __all__ = ["child_environ", "load_application", "module_of"]
 
@@ -31,7 +32,7 @@ def load_application(text: str) -> Penstock:
     if not hasattr(module, name):
         raise ConfigError(f"module {module_name!r} has no {name!r}{_instead(module)}")
     found = getattr(module, name)
-    app = _application(found)
+    app = application_of(found)
     if app is None:
         kind = "a class" if inspect.isclass(found) else f"of type {type(found).__name__}"
         raise ConfigError(f"{text!r} is {kind}, not a Penstock application{_instead(module)}")
@@ -96,19 +97,8 @@ def _beyond_the_import(trace: TracebackType | None) -> TracebackType | None:
     return trace
 
 
-def _application(found: object) -> Penstock | None:
-    if isinstance(found, Penstock):
-        return found
-    if "penstock.sync" in sys.modules:  # else the module cannot have one
-        from penstock.sync import Penstock as Blocking
-
-        if isinstance(found, Blocking):
-            return found.twin
-    return None
-
-
 def _instead(module: ModuleType) -> str:
-    names = [name for name, value in vars(module).items() if _application(value) is not None]
+    names = [name for name, value in vars(module).items() if application_of(value) is not None]
     if not names:
         return "; expected a Penstock(), as in `app = Penstock()`"
     return f"; there is {', '.join(f'{module.__name__}:{name}' for name in names)}"
