@@ -55,10 +55,10 @@ end
 )
 
 
-@pytest.fixture(scope="module")
-def server() -> Iterator[ServerProcess]:
+@pytest.fixture(scope="module", params=["valkey", "redis62"])
+def server(request: pytest.FixtureRequest) -> Iterator[ServerProcess]:
     """A server whose dumps are not compressed, so that what is in them can be seen."""
-    with ServerProcess("valkey", "--rdbcompression", "no", "--appendonly", "no") as running:
+    with ServerProcess(request.param, "--rdbcompression", "no", "--appendonly", "no") as running:
         yield running
 
 

@@ -32,6 +32,7 @@ LINES = [
      OutOfMemory),
     (WRAPPED + "@user_script:1: @user_script: 1: -OOM command not allowed when used memory > "
      "'maxmemory'.", OutOfMemory),
+    ("@user_script: 67: -OOM command not allowed when used memory > 'maxmemory'.", OutOfMemory),
     ("READONLY You can't write against a read only replica.", ReadOnlyReplica),
     (WRAPPED + "@user_script:1: @user_script: 1: -READONLY You can't write against a read only "
      "replica.", ReadOnlyReplica),

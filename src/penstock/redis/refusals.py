@@ -71,7 +71,7 @@ def refusal(text: str) -> ServerError:
         return CommandRefused(text)
     if _INSIDE_SCRIPT.search(text) or _FORBIDDEN_INSIDE_SCRIPT.search(text):
         inside: list[str] = _CODE_INSIDE.findall(text)
-        code = inside[-1] if code == "ERR" and inside else code
+        code = inside[-1] if inside else code
         return _BY_CODE[code](text) if code in _BY_STATE else ScriptFailed(text)
     if code == "ERR":
         if "max number of clients" in text:

@@ -2,7 +2,8 @@
 
 from .kit import Case, Engine
 from .queues import QUEUES
+from .topics import TOPICS
 
 __all__ = ["ENGINES", "Case", "Engine"]
 
-ENGINES = (QUEUES,)
+ENGINES = (QUEUES, TOPICS)

@@ -24,12 +24,14 @@ end
 -- Never an epoch that was there before, even if the group, the topic or the server began anew.
 local time = redis.call('TIME')
 local next = math.max((last or epoch) + 1, time[1] * 1000000 + time[2])
+local fence = ARGV[4] .. string.format('%.0f', next)
+local fault = fault_in('STREAM', fence)
+if fault then return fault end
 -- Include: fences
 tear_down(ARGV[4] .. (last or epoch), ARGV[1])
 if last then redis.call('HDEL', KEYS[2], ARGV[1] .. ':fence') end
 redis.call('HSET', KEYS[2], ARGV[1], string.format('%.0f', next))
 redis.call('SET', KEYS[1], ARGV[2], 'PX', ARGV[3])
-local fence = ARGV[4] .. string.format('%.0f', next)
 redis.call('XGROUP', 'CREATE', fence, ARGV[1], '$', 'MKSTREAM')
 redis.call('PEXPIRE', fence, ARGV[3])
 return next

@@ -1,6 +1,7 @@
 -- drop_group: forget a group in one partition.
 --
 -- Flags: allow-oom  it frees memory
+-- Unchecked: the keys of the group alone go, whatever is in them
 --
 -- KEYS[1]  STREAM  the partition's messages
 -- KEYS[2]  HASH    epochs by group; `<group>:fence` is the number of a fence that is not the first
@@ -14,6 +15,9 @@
 -- Returns  1  it was known here
 --          0  it was not
 
+-- Include: types
+local fault = fault_in('STREAM', KEYS[1]) or fault_in('HASH', KEYS[2]) or fault_in('HASH', KEYS[3])
+if fault then return fault end
 local known = 0
 -- Before version 7, a full server refuses a script whose first write needs memory.
 redis.call('DEL', KEYS[4], KEYS[5], KEYS[6])

@@ -1,6 +1,7 @@
 -- drop_partition: remove a partition, once its groups are gone. Call it until it returns 0.
 --
 -- Flags: allow-oom  it frees memory
+-- Unchecked: all keys go, whatever is in them, but those that it reads
 --
 -- KEYS[1]  STREAM  the partition's messages
 -- KEYS[2]  HASH    epochs by group
@@ -18,6 +19,9 @@
 --           1  large bodies are left
 --          -1  a group has come back; nothing written
 
+-- Include: types
+local fault = fault_in('HASH', KEYS[2]) or fault_in('ZSET', KEYS[4])
+if fault then return fault end
 if redis.call('HLEN', KEYS[2]) > 0 then return -1 end
 -- First the stream: without it nobody can add to the rest.
 redis.call('UNLINK', KEYS[1])

@@ -13,34 +13,45 @@ if redis.call('EXISTS', KEYS[1]) == 0 then return {0, -1} end
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
 local due = redis.call('ZRANGEBYSCORE', KEYS[2], '-inf', now, 'LIMIT', 0, ARGV[1])
-local moved, refusal = {}, nil
+-- What cannot be read is put off and kept; it holds up no other.
+local PUT_OFF_MS = 60000
+local function parts_of(body)
+  local readable, parts = pcall(cmsgpack.unpack, body)
+  if not readable or type(parts) ~= 'table' or #parts < 3 or #parts % 2 == 0 then return nil end
+  for _, part in ipairs(parts) do
+    if type(part) ~= 'string' and type(part) ~= 'number' then return nil end
+  end
+  return parts
+end
+
+local moved = {}
 if due[1] then
-  -- What can go wrong with a body does so before anything is written.
   local messages = redis.call('HMGET', KEYS[3], unpack(due))
-  for i, body in ipairs(messages) do messages[i] = body and cmsgpack.unpack(body) end
   for i, waiting in ipairs(due) do
-    local parts = messages[i]
-    if parts then
-      -- A refusal of the first ends it all; one of a later must not undo what was moved.
-      local add = moved[1] and redis.pcall or redis.call
-      local id = add('XADD', KEYS[1], '*', unpack(parts, 2))
-      if type(id) == 'table' then
-        refusal = id
-        break
+    local parts = messages[i] and parts_of(messages[i])
+    if messages[i] and not parts then
+      redis.call('ZADD', KEYS[2], now + PUT_OFF_MS, waiting)
+    else
+      if parts then
+        -- Whether the server takes any shows with the first.
+        local id = redis.pcall('XADD', KEYS[1], '*', unpack(parts, 2))
+        if type(id) == 'table' then
+          if not moved[1] then return id end
+          break
+        end
+        if parts[1] ~= '' then
+          redis.call('ZREM', KEYS[4], parts[1])
+          redis.call('ZADD', KEYS[4], string.match(id, '^%d+'), parts[1] .. ' ' .. id)
+        end
       end
-      if parts[1] ~= '' then
-        redis.call('ZREM', KEYS[4], parts[1])
-        redis.call('ZADD', KEYS[4], string.match(id, '^%d+'), parts[1] .. ' ' .. id)
-      end
+      moved[#moved + 1] = waiting
     end
-    moved[i] = waiting
   end
 end
 if moved[1] then
   redis.call('HDEL', KEYS[3], unpack(moved))
   redis.call('ZREM', KEYS[2], unpack(moved))
 end
-if refusal then return refusal end
 local next = redis.call('ZRANGE', KEYS[2], 0, 0, 'WITHSCORES')
 if not next[1] then return {#moved, -1} end
 return {#moved, math.max(0, next[2] - now)}

@@ -1,5 +1,7 @@
 -- publish: store a message that a plain XADD cannot: once per key, with a large body, or for later.
 --
+-- Unchecked: messages with a key pass here; what it reads first, or writes, is looked at
+--
 -- KEYS[1]  STREAM  the partition's messages
 -- KEYS[2]  HASH    from idempotency key to message id
 -- KEYS[3]  ZSET    idempotency keys by the time they are forgotten
@@ -18,17 +20,22 @@
 -- Returns  list  id, 1 if it was stored now, 0 if it had been; ms until it is due
 --          nil   there is no such partition
 
+-- Include: types
 if redis.call('EXISTS', KEYS[1]) == 0 then return false end
+local has_body, waits = ARGV[3] ~= '', ARGV[5] ~= ''
+local fault = has_body and (fault_in('STRING', KEYS[4]) or fault_in('ZSET', KEYS[5]))
+  or waits and (fault_in('STREAM', KEYS[1]) or fault_in('ZSET', KEYS[6]) or fault_in('HASH', KEYS[7]))
+if fault then return fault end
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
+local gone, is_over = {}, false
 if ARGV[1] ~= '' then
-  local gone = redis.call('ZRANGEBYSCORE', KEYS[3], '-inf', now, 'LIMIT', 0, 20)
-  if gone[1] then
-    redis.call('HDEL', KEYS[2], unpack(gone))
-    redis.call('ZREM', KEYS[3], unpack(gone))
-  end
-  local known = redis.call('HGET', KEYS[2], ARGV[1])
-  if known then
+  gone = redis.pcall('ZRANGEBYSCORE', KEYS[3], '-inf', now, 'LIMIT', 0, 20)
+  if gone.err then return fault_in('ZSET', KEYS[3]) end
+  for _, key in ipairs(gone) do is_over = is_over or key == ARGV[1] end
+  local known = redis.pcall('HGET', KEYS[2], ARGV[1])
+  if type(known) == 'table' then return fault_in('HASH', KEYS[2]) end
+  if known and not is_over then
     -- Some servers let WAIT cover only what its connection wrote. So the repeat writes, too: twice
     -- for nothing, by commands that need no memory.
     redis.call('PEXPIRE', KEYS[2], ARGV[2])
@@ -37,25 +44,25 @@ if ARGV[1] ~= '' then
   end
 end
 
-local wait, body = 0, ''
-if ARGV[5] ~= '' then
+local wait, id, score, name = 0, ARGV[5], '+inf', ARGV[3]
+if waits then
   wait = tonumber(ARGV[6])
   if wait < 0 then wait = math.max(0, -wait - now) end
-end
-local id = ARGV[5]
-if id ~= '' then
-  body = cmsgpack.pack({ARGV[3], unpack(ARGV, 7)})
-end
-if ARGV[3] ~= '' then redis.call('SET', KEYS[4], ARGV[4]) end
-if id == '' then
-  id = redis.call('XADD', KEYS[1], '*', unpack(ARGV, 7))
-  if ARGV[3] ~= '' then
-    redis.call('ZADD', KEYS[5], string.match(id, '^%d+'), ARGV[3] .. ' ' .. id)
-  end
-else
+  local message = cmsgpack.pack({ARGV[3], unpack(ARGV, 7)})
   redis.call('ZADD', KEYS[6], now + wait, id)
-  redis.call('HSET', KEYS[7], id, body)
-  if ARGV[3] ~= '' then redis.call('ZADD', KEYS[5], '+inf', ARGV[3]) end
+  redis.call('HSET', KEYS[7], id, message)
+else
+  local added = redis.pcall('XADD', KEYS[1], '*', unpack(ARGV, 7))
+  if type(added) == 'table' then return fault_in('STREAM', KEYS[1]) or added end
+  id, score, name = added, string.match(added, '^%d+'), ARGV[3] .. ' ' .. added
+end
+if has_body then
+  redis.call('SET', KEYS[4], ARGV[4])
+  redis.call('ZADD', KEYS[5], score, name)
+end
+if gone[1] then
+  redis.call('HDEL', KEYS[2], unpack(gone))
+  redis.call('ZREM', KEYS[3], unpack(gone))
 end
 if ARGV[1] ~= '' then
   redis.call('HSET', KEYS[2], ARGV[1], id)

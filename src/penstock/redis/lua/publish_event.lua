@@ -33,7 +33,8 @@ local fields = {'type', ARGV[1], 'data', ARGV[2], 'ms', string.format('%.0f', no
 if ARGV[4] == '1' then
   fields[7], fields[8] = 'final', '1'
 end
-redis.call('XADD', KEYS[1], 'MAXLEN', '~', ARGV[5], number .. '-0', unpack(fields))
+local added = redis.pcall('XADD', KEYS[1], 'MAXLEN', '~', ARGV[5], number .. '-0', unpack(fields))
+if type(added) == 'table' then return added end
 redis.call('HSET', KEYS[2], 'seq', number, 'id:' .. ARGV[7], number, 'of:' .. number, ARGV[7])
 local old = 'of:' .. string.format('%.0f', number - REMEMBERED)
 local old_id = redis.call('HGET', KEYS[2], old)

@@ -19,6 +19,8 @@ local facts = redis.call('HMGET', KEYS[1], ARGV[1], ARGV[1] .. ':fence')
 if facts[1] ~= ARGV[2] then return 0 end
 local last = facts[2] or facts[1]
 if tonumber(last) >= tonumber(ARGV[4]) then return 1 end
+local fault = fault_in('STREAM', ARGV[3] .. ARGV[4])
+if fault then return fault end
 -- Include: fences
 tear_down(ARGV[3] .. last, ARGV[1])
 redis.call('HSET', KEYS[1], ARGV[1] .. ':fence', ARGV[4])

@@ -22,6 +22,7 @@ for _, group in ipairs(groups) do
 end
 local start = ARGV[2]
 if known then start = redis.call('HGET', KEYS[3], ARGV[1]) or '0' end
-redis.call('XGROUP', 'CREATE', KEYS[1], ARGV[1], start)
+local made = redis.pcall('XGROUP', 'CREATE', KEYS[1], ARGV[1], start)
+if made.err then return made end
 redis.call('HSETNX', KEYS[2], ARGV[1], 0)
 return known and 2 or 1

@@ -23,7 +23,8 @@ for first = 5, #ARGV, MANY do
   local claim = {'XCLAIM', KEYS[4], ARGV[1], ARGV[4], 0,
     unpack(ARGV, first, math.min(first + MANY - 1, #ARGV))}
   for _, option in ipairs({'RETRYCOUNT', 0, 'JUSTID'}) do claim[#claim + 1] = option end
-  redis.call(unpack(claim))
+  local claimed = redis.pcall(unpack(claim))
+  if claimed.err then return claimed end  -- the group is gone: the first call says so
 end
 if redis.call('GET', KEYS[1]) == ARGV[2] then redis.call('DEL', KEYS[1]) end
 -- Include: fences

@@ -20,6 +20,8 @@ if owner and owner ~= ARGV[2] then return 0 end
 -- A lease that ran out while nobody wanted it is revived: the epoch is still ours.
 -- The fence first: before version 7, a full server refuses a script whose first write needs memory.
 local fence = number and (string.gsub(KEYS[3], '%d+$', number)) or KEYS[3]
+local fault = fault_in('STREAM', fence)
+if fault then return fault end
 local is_fenced = redis.call('PEXPIRE', fence, ARGV[4]) == 1
 redis.call('SET', KEYS[1], ARGV[2], 'PX', ARGV[4])
 if not is_fenced then

@@ -31,6 +31,9 @@ if start == '$' then
     if facts[i] == 'last-generated-id' then start = facts[i + 1] end
   end
 end
+if not string.match(start, '^%d+$') and not string.match(start, '^%d+%-%d+$') then
+  return redis.error_reply('ERR no position in a stream: ' .. start)
+end
 -- Include: fences
 tear_down(ARGV[3] .. (last or epoch or '0'), ARGV[1])
 redis.call('DEL', KEYS[4], KEYS[5], KEYS[6])

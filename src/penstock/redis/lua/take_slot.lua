@@ -19,10 +19,6 @@
 
 -- Include: time
 -- Include: expiry
--- A key that is not what it should be is met here, before anything is written.
-redis.call('ZCARD', KEYS[2])
-redis.call('HLEN', KEYS[3])
-redis.call('HLEN', KEYS[4])
 redis.call('ZREM', KEYS[1], '')  -- a write that needs no memory: the others may follow it
 redis.call('ZREMRANGEBYSCORE', KEYS[1], '-inf', now)
 
