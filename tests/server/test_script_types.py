@@ -89,6 +89,8 @@ async def populated(client: Client, engine: Engine) -> State:
     seconds, _ = await client.call("TIME")
     for reply in await client.pipeline(list(engine.populate(client, int(seconds) * 1000))):
         assert not isinstance(reply, ServerError), reply
+    if engine.begin is not None:
+        await engine.begin(client)
     return await shown(client)
 
 
@@ -152,12 +154,17 @@ async def faults_of(client: Client, case: Case, state: State) -> list[str]:
     return faults
 
 
-@pytest.mark.parametrize("name", [name for engine in ENGINES for name in engine.cases])
-async def test_a_key_of_another_type_costs_nothing(name: str, client: Client) -> None:
+@pytest.mark.parametrize("name", NAMES)
+async def test_a_key_of_another_type_costs_nothing(
+    name: str, client: Client, server: ServerProcess
+) -> None:
     found = [engine for engine in ENGINES if name in engine.cases]
     assert found, f"{name} has no case in tests/server/script_cases"
     state = await populated(client, found[0])
+    cases = found[0].cases[name]
+    if server.binary.version < (7,):
+        cases = cases[:1]  # what differs are the words of errors
     faults: list[str] = []
-    for number, case in enumerate(found[0].cases[name]):
+    for number, case in enumerate(cases):
         faults += [f"case {number}: {fault}" for fault in await faults_of(client, case, state)]
     assert not faults, "\n".join(faults)

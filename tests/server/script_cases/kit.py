@@ -33,3 +33,5 @@ class Engine:
     capitals and a number, as in `JOB-7`."""
     cases: dict[str, Sequence[Case]]
     """By the name of the script."""
+    begin: Callable[[Client], Awaitable[Any]] | None = None
+    """Calls that complete the state, where it is not stored as one would write it by hand."""

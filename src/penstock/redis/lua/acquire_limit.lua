@@ -1,6 +1,7 @@
 -- acquire_limit: take permits, if every window of the limit has room for them.
 --
 -- Flags: allow-oom  work that drains a full server may be behind a limit
+-- Unchecked: the commonest question reads or writes each key first by a command that tells its type
 --
 -- KEYS[1]  ZSET    log of admitted calls, of the exact algorithm
 -- KEYS[2]  STRING  the limit's state
@@ -30,10 +31,13 @@
 --                limit, 2 others wait, 3 a penalty; how many tickets are before; then for each
 --                window what is left and ms until it is all free; then ms to wait for each depth
 
+-- Include: types
 -- Include: time
 local algorithm, first = ARGV[1], 13
 -- Include: limitstored
 -- Include: quicklimit
+local fault = fault_in('ZSET', KEYS[1]) or fault_in('ZSET', KEYS[3]) or fault_in('HASH', KEYS[4])
+if fault then return fault end
 -- Include: limitstate
 local wanted, fewest, hold = tonumber(ARGV[2]), tonumber(ARGV[3]), tonumber(ARGV[5])
 local ticket, priority = ARGV[6], tonumber(ARGV[7])

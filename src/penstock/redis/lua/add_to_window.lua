@@ -118,6 +118,12 @@ if ARGV[25] ~= '' then
   end
 end
 
+-- The items of a batch that may have to be opened.
+local fresh = ARGV[1] .. ARGV[24] .. ':detections'
+if size == 0 then
+  local odd = fault_in('LIST', fresh)
+  if odd then return odd end
+end
 local closed, length, packed = '', 0, {}
 local most, most_bytes, weight = tonumber(ARGV[17]), tonumber(ARGV[18]), #item + 1
 if size > 0 then
@@ -125,7 +131,9 @@ if size > 0 then
   -- A batch that nobody has closed in time takes no more: its limits are kept all the same.
   local reason = why_due(started, last) or over
   if reason then
-    local done, gone, odd
+    local done, gone
+    local odd = fault_in('LIST', fresh)
+    if odd then return odd end
     done, length, gone, odd = close_batch(pointer, window, key, batch, reason)
     if odd then return odd end
     if done == 1 then

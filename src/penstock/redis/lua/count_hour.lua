@@ -11,7 +11,7 @@
 -- Returns  {calls in the hour, 1 if they were counted or none was to be, server ms}
 --          an error if no hour could ever have room for so many, or the counter is no number
 
-redis.call('HDEL', KEYS[1], '')
+redis.pcall('HDEL', KEYS[1], '')  -- a write that needs no memory: the others may follow it
 -- Include: time
 -- Include: calendar
 local HOUR = 3600000
@@ -24,6 +24,8 @@ if calls > most then
 end
 
 local counter = KEYS[1] .. hour_of(now)
+local fault = fault_in('STRING', counter)
+if fault then return fault end
 local found = redis.call('GET', counter)
 local count = string.match(found or '0', '^-?%d+$') and tonumber(found or 0)
 if not count then return redis.error_reply('ERR the counter of the hour is no number') end

@@ -38,7 +38,6 @@ end
 local function fault_in_target()
   if ARGV[2] == 'topic' then return fault_in('STREAM', KEYS[4]) end
   return fault_in('LIST', KEYS[4]) or fault_in('HASH', KEYS[5]) or fault_in('HASH', KEYS[6])
-    or fault_in('LIST', KEYS[7]) or fault_in('LIST', KEYS[8]) or fault_in('ZSET', KEYS[9])
 end
 
 -- Takes over a batch that another program has begun, as it has no count of bytes: its items may be

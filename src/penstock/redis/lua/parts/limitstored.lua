@@ -8,11 +8,16 @@
 local FROZEN_MS = 60000  -- a clock set back by less stands still; by more, times are set anew
 local HEAD, FIELDS = 8, 8
 
-local stored = redis.call('GET', KEYS[2])
+local stored = redis.pcall('GET', KEYS[2])
+if type(stored) == 'table' then return fault_in('STRING', KEYS[2]) end
 local is_new = not stored
 -- Ids go on from the time, so that those of a state that was forgotten do not come again; its line
 -- may still be there.
-local state = stored and cmsgpack.unpack(stored) or {algorithm, now, 0, 0, 0, 0, 1, now}
+local readable, state = true, {algorithm, now, 0, 0, 0, 0, 1, now}
+if stored then readable, state = pcall(cmsgpack.unpack, stored) end
+if not readable or type(state) ~= 'table' or #state < HEAD or type(state[2]) ~= 'number' then
+  return redis.error_reply('ERR ' .. KEYS[2] .. ' is not the state of a limit')
+end
 local last = state[2]
 local set_back = last - now > FROZEN_MS
 if now < last and not set_back then now = last end

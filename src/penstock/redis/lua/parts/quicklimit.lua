@@ -45,8 +45,9 @@ if algorithm == state[1] and algorithm ~= 'compact' and state[7] == 0 and state[
       state[at + 2], at = used, at + FIELDS
     end
     if is_exact then
-      redis.call('ZADD', KEYS[1], now,
+      local logged = redis.pcall('ZADD', KEYS[1], now,
         wanted == 1 and 'c' .. number or string.format('c%.0f*%.0f', number, wanted))
+      if type(logged) == 'table' then return fault_in('ZSET', KEYS[1]) or logged end
     end
     redis.call('SET', KEYS[2], cmsgpack.pack(state), 'PX',
       math.max(2 * longest, state[4] + longest - now) + 1000)

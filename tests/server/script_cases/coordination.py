@@ -1,0 +1,370 @@
+"""Runs, slots, feeds, marks, cached values, limits and workers in use."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from penstock.redis.client import Client
+from penstock.redis.wire import Argument
+
+from .kit import Case, Engine
+
+__all__ = ["COORDINATION", "RUNS"]
+
+DAY_MS = 86_400_000
+HOUR = "2024-09-17_14"
+
+
+def case(call: Callable[[Client], Any]) -> Case:
+    return Case(call)
+
+
+# ---- runs
+
+
+def a_run(client: Client, now: int) -> list[tuple[Argument, ...]]:
+    k, runs = client.keys.run("r"), client.keys.runs()
+    return [
+        ("ZADD", runs.registry, 1, "r", 1, "gone"),
+        ("HSET", k.pipeline, "status", "running", "version", 3, "kind", "x", "updated_ms", now),
+        ("HSET", k.pipeline, "checkpoint", '"CURSOR-1"', "watermark", "1"),
+        ("XADD", k.events, "1-0", "type", "started", "data", '"EVENT-1"', "ms", now),
+        ("HSET", k.feed, "seq", 1, "calls", 1, "call:old", 1, "called:1", "1 old"),
+        ("SADD", k.processed, "ITEM-1", "ITEM-2"),
+        ("ZADD", k.failures, 1, "ITEM-3", now + DAY_MS, "ITEM-4"),
+        ("HSET", k.failure_info, "ITEM-3", '{"attempts":1,"last_ms":1}', "ITEM-4", "{}"),
+        ("HSET", k.starts, "{}", now),
+    ]
+
+
+def of_run(script: str, /, **values: object) -> Case:
+    return case(lambda client: getattr(client.scripts, script)(keys=client.keys.run("r"), **values))
+
+
+def of_new_run(client: Client) -> Any:
+    return client.scripts.start_run(
+        keys=client.keys.run("new"), token="t", run="new", kind="x", cap=9, facts=("a", "b")
+    )
+
+
+CALL: dict[str, object] = {"token": "t", "keep_ms": 1000, "cap": 9}
+
+RUNS = Engine(
+    a_run,
+    {
+        "register_run": [
+            case(
+                lambda client: client.scripts.register_run(
+                    registry=client.keys.runs().registry, run="new"
+                )
+            )
+        ],
+        "forget_runs": [
+            case(
+                lambda client: client.scripts.forget_runs(
+                    registry=client.keys.runs().registry, grace_ms=1, runs=["gone"]
+                )
+            )
+        ],
+        "start_run": [case(of_new_run)],
+        "change_run": [
+            of_run(
+                "change_run", **CALL, to=to, expect="", version="", reopen=False, facts=("a", "b")
+            )
+            for to in ("", "paused", "completed")
+        ],
+        "save_checkpoint": [
+            of_run(
+                "save_checkpoint",
+                token="t",
+                cursor=b'"CURSOR-2"',
+                watermark=b"2",
+                force=False,
+                version="",
+                cap=9,
+                most_told=100,
+            )
+        ],
+        "note_start": [
+            case(
+                lambda client: client.scripts.note_start(
+                    keys=client.keys.run("r"),
+                    task_start=client.keys.run("r").task_start("task"),
+                    token="t",
+                    task=b'["task",0]',
+                    start=b'["task",0,1]',
+                    keep_ms=1000,
+                )
+            )
+        ],
+        "mark_processed": [of_run("mark_processed", **CALL, ids=["ITEM-3", "ITEM-5"])],
+        "fail_item": [
+            case(
+                lambda client: client.scripts.fail_item(
+                    keys=client.keys.run("r"),
+                    failed=client.keys.run("r").failed(HOUR).removesuffix(HOUR),
+                    token="t",
+                    item="ITEM-4",
+                    error_type="E",
+                    error="boom",
+                    retry="",
+                    base_ms=10,
+                    max_ms=100,
+                    api_calls=1,
+                    keep_ms=1000,
+                    cap=9,
+                    failed_ms=1000,
+                )
+            )
+        ],
+        "resolve_failure": [of_run("resolve_failure", **CALL, item="ITEM-3")],
+        "claim_failures": [of_run("claim_failures", token="t", most=5, lease_ms=1000)],
+        "look_at_failures": [of_run("look_at_failures", most=5, due_only=False, score="", item="")],
+    },
+)
+
+# ---- slots, feeds, marks, cached values, limits, workers
+
+SETTING = (0, 3, 60_000, 3)
+WAITING = msgspec.msgpack.encode((1, 5, 5, 1, 1, 500_000, 1_000_000, [1], []))
+
+
+def others(client: Client, now: int) -> list[tuple[Argument, ...]]:
+    keys = client.keys
+    slot, feed, mark, cache = keys.slot("s"), keys.feed("f"), keys.dedupe("k"), keys.cache("c", "k")
+    return [
+        ("ZADD", slot.holders, now + DAY_MS, "1:HOLDER-1", 1, "2:old"),
+        ("ZADD", slot.waiting, 1, "dead", 2, "WAITER-1"),
+        ("HSET", slot.tickets, "dead", 1, "WAITER-1", now + DAY_MS),
+        ("HSET", slot.state, "fence", 5, "number", 2),
+        ("HSET", keys.slots().registry, "s", "{}"),
+        ("XADD", feed.events, "1-0", "type", "x", "data", "EVENT-1", "ms", now),
+        ("HSET", feed.state, "seq", 1, "state", "STATE-1", "state_seq", 1),
+        ("SET", mark.mark, "MARK-1"),
+        ("SET", mark.holder, "t"),
+        ("SET", cache.value, "VALUE-1"),
+        ("SET", cache.flight, "t"),
+        ("ZADD", cache.sorted, 1, "MEMBER-1"),
+        ("HSET", keys.limits().registry, "l", "{}"),
+        ("ZADD", keys.workers().heartbeats, now, "w", 1, "old"),
+        ("HSET", keys.workers().info("w"), "about", "{}", "beat_ms", now),
+    ]
+
+
+async def with_limits(client: Client) -> None:
+    """Permits that are taken, and a ticket in the line."""
+    for _ in range(2):
+        await ask(client)
+    await ask(client, wanted=3, fewest=3, ticket="TICKET-1", waiting=WAITING)
+    await ask(client, "gcra", key="g")
+
+
+def ask(client: Client, algorithm: str = "exact", key: str = "k", **values: Any) -> Any:
+    told: dict[str, Any] = {
+        "wanted": 1, "fewest": 1, "share": 1, "hold_ms": 0, "ticket": "", "priority": 0,
+        "waiting": b"", "given_back": ("", 0, 0, 0), "setting": SETTING, **values,
+    }  # fmt: skip
+    return client.scripts.acquire_limit(
+        keys=client.keys.limit("l", key), algorithm=algorithm, **told
+    )
+
+
+def of_limit(script: str, /, **values: object) -> Case:
+    return case(
+        lambda client: getattr(client.scripts, script)(
+            keys=client.keys.limit("l", "k"), algorithm="exact", setting=SETTING, **values
+        )
+    )
+
+
+def of_slot(script: str, /, **values: object) -> Case:
+    return case(
+        lambda client: getattr(client.scripts, script)(keys=client.keys.slot("s"), **values)
+    )
+
+
+def of_mark(script: str, /, **values: object) -> Case:
+    def make(client: Client) -> Any:
+        keys = client.keys.dedupe("k")
+        return getattr(client.scripts, script)(mark=keys.mark, holder=keys.holder, **values)
+
+    return case(make)
+
+
+def of_value(script: str, /, **values: object) -> Case:
+    def make(client: Client) -> Any:
+        keys = client.keys.cache("c", "k")
+        return getattr(client.scripts, script)(value=keys.value, flight=keys.flight, **values)
+
+    return case(make)
+
+
+def of_feed(script: str, /, **values: object) -> Case:
+    def make(client: Client) -> Any:
+        keys = client.keys.feed("f")
+        return getattr(client.scripts, script)(events=keys.events, state=keys.state, **values)
+
+    return case(make)
+
+
+COORDINATION = Engine(
+    others,
+    {
+        "take_slot": [
+            of_slot(
+                "take_slot",
+                token=token,
+                limit=limit,
+                lease_ms=1000,
+                ticket_ms=1000,
+                again=again,
+                keep_ms=1000,
+            )
+            for token, limit, again in (("new", 9, False), ("new", 1, False), ("HOLDER-1", 1, True))
+        ],
+        "renew_slot": [
+            case(
+                lambda client: client.scripts.renew_slot(
+                    holders=client.keys.slot("s").holders, holder="1:HOLDER-1", lease_ms=1000
+                )
+            )
+        ],
+        "release_slot": [of_slot("release_slot", holder="", token="HOLDER-1")],
+        "look_at_slots": [
+            case(
+                lambda client: client.scripts.look_at_slots(
+                    holders=client.keys.slot("s").holders, tickets=client.keys.slot("s").tickets
+                )
+            )
+        ],
+        "note_slots": [
+            case(
+                lambda client: client.scripts.note_slots(
+                    registry=client.keys.slots().registry, name="s", declared=b'{"limit":1}'
+                )
+            )
+        ],
+        "publish_event": [
+            of_feed(
+                "publish_event",
+                kind="x",
+                data=b"EVENT-2",
+                told=b"STATE-2",
+                final=final,
+                cap=9,
+                keep_ms=1000,
+                event_id="e",
+                channel="",
+                copy=b"",
+            )
+            for final in (False, True)
+        ],
+        "look_at_feed": [of_feed("look_at_feed")],
+        "reserve_once": [
+            of_mark("reserve_once", token=token, value="MARK-2", hold_ms=1000)
+            for token in ("t", "other")
+        ],
+        "renew_once": [of_mark("renew_once", token="t", hold_ms=1000)],
+        "commit_once": [
+            of_mark(
+                "commit_once",
+                token="t",
+                value="MARK-2",
+                ttl_ms=1000,
+                remember_ms=1000,
+                regardless=regardless,
+            )
+            for regardless in (False, True)
+        ],
+        "release_once": [of_mark("release_once", token="t")],
+        "forget_once": [of_mark("forget_once")],
+        "take_flight": [
+            of_value("take_flight", token="t", flight_ms=1000, useless=useless)
+            for useless in ("", "VALUE-1")
+        ],
+        "renew_flight": [
+            case(
+                lambda client: client.scripts.renew_flight(
+                    flight=client.keys.cache("c", "k").flight, token="t", flight_ms=1000
+                )
+            )
+        ],
+        "land_flight": [of_value("land_flight", token="t", data="VALUE-2", ttl_ms=1000)],
+        "set_cached": [of_value("set_cached", data="VALUE-2", ttl_ms=1000, nx=nx) for nx in (0, 1)],
+        "add_sorted": [
+            case(
+                lambda client: client.scripts.add_sorted(
+                    sorted_set=client.keys.cache("c", "k").sorted,
+                    ttl_ms=1000,
+                    pairs=(2, "MEMBER-2"),
+                )
+            )
+        ],
+        "count_hour": [
+            case(
+                lambda client: client.scripts.count_hour(
+                    counters=client.keys.hourly_limit().count(HOUR).removesuffix(HOUR),
+                    calls=1,
+                    limit=10,
+                    buffer=0,
+                    keep_ms=1000,
+                )
+            )
+        ],
+        "probe": [
+            case(
+                lambda client: client.scripts.probe(
+                    probe=client.keys.probe().value, token="t", ttl_ms=1000
+                )
+            )
+        ],
+        "beat": [
+            case(
+                lambda client: client.scripts.beat(
+                    workers=client.keys.workers().heartbeats,
+                    worker=client.keys.workers().info("w"),
+                    worker_id="w",
+                    about=b"{}",
+                    ttl_ms=1000,
+                    forget_ms=DAY_MS,
+                )
+            )
+        ],
+        "leave": [
+            case(
+                lambda client: client.scripts.leave(
+                    workers=client.keys.workers().heartbeats,
+                    worker=client.keys.workers().info("w"),
+                    worker_id="w",
+                )
+            )
+        ],
+        "acquire_limit": [
+            case(ask),
+            case(lambda client: ask(client, "gcra", key="g")),
+            case(lambda client: ask(client, "compact", key="c", setting=(4, 3, 60_000, 3))),
+            case(lambda client: ask(client, ticket="TICKET-2", waiting=WAITING)),
+        ],
+        "settle_limit": [of_limit("settle_limit", permits=("1", 1, 0, 1), as_of_now="")],
+        "penalise_limit": [of_limit("penalise_limit", penalty_ms=1000)],
+        "reconcile_limit": [of_limit("reconcile_limit", told=b"[[2,1000]]")],
+        "leave_line": [
+            case(
+                lambda client: client.scripts.leave_line(
+                    keys=client.keys.limit("l", "k"), ticket="TICKET-1"
+                )
+            )
+        ],
+        "declare_limit": [
+            case(
+                lambda client: client.scripts.declare_limit(
+                    registry=client.keys.limits().registry, name="l", text=b'{"a":1}'
+                )
+            )
+        ],
+    },
+    with_limits,
+)
