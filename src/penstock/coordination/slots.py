@@ -27,7 +27,7 @@ from penstock.quiet import RateLimitedLog
 from penstock.redis.client import Client
 from penstock.settings_coordination import SlotSettings
 
-__all__ = ["Slots"]
+__all__ = ["Slots", "holder_of", "limit_in"]
 
 logger = logging.getLogger(__name__)
 quiet = RateLimitedLog(logger)
@@ -158,7 +158,7 @@ class Slots:
                 name=self.name,
                 declared=msgspec.json.encode({"limit": self.declared}),
             )
-            self._limit = _limit_in(text, self.declared)
+            self._limit = limit_in(text, self.declared)
             self._limit_known_until = time.monotonic() + _REFRESH_S
         return self._limit
 
@@ -182,7 +182,7 @@ class Slots:
         )
         holders: list[Holder] = []
         for member, until in zip(told[1::2], told[2::2], strict=True):
-            holder = _holder(member.decode(errors="replace"), until)
+            holder = holder_of(member.decode(errors="replace"), until)
             if holder is not None:
                 holders.append(holder)
         return told[0], holders
@@ -322,7 +322,7 @@ def _checked_name(name: str) -> str:
     return name
 
 
-def _holder(member: str, until: bytes) -> Holder | None:
+def holder_of(member: str, until: bytes) -> Holder | None:
     """Read who holds a slot; None for what is no holder of ours."""
     fence, _, token = member.partition(":")
     id_, _, about = token.partition(":")
@@ -333,11 +333,11 @@ def _holder(member: str, until: bytes) -> Holder | None:
         return None
 
 
-def _limit_in(text: bytes, declared: int) -> int:
+def limit_in(text: bytes, declared: int) -> int:
     """The limit in the registry; what nobody can read there counts for nothing."""
     try:
         return checked_limit(msgspec.json.decode(text)["limit"], 0)
-    except (ValueError, TypeError, KeyError, SettingError):
+    except (ValueError, TypeError, LookupError, RecursionError, SettingError):
         quiet.warning("registry", "unreadable number of slots in the registry: %.100r", text)
         return declared
 

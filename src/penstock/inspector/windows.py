@@ -17,6 +17,7 @@ from penstock.errors import CoordinationError, ServerError, TopicMissing
 __all__ = [
     "BatchView",
     "WindowView",
+    "batch_view",
     "close_all",
     "close_one",
     "list_windows",
@@ -133,7 +134,7 @@ async def _view(app: Penstock, record: WindowRecord, most: int) -> WindowView:
         max_items=record.max_items,
         max_bytes=record.max_bytes,
         open=count,
-        batches=[_batch(batch, now_ms) for batch in found],
+        batches=[batch_view(batch, now_ms) for batch in found],
         is_missing=not places,
     )
 
@@ -155,7 +156,8 @@ async def _open_in(app: Penstock, places: Sequence[Place]) -> int:
     return sum(sizes)
 
 
-def _batch(batch: OpenBatch, now_ms: int) -> BatchView:
+def batch_view(batch: OpenBatch, now_ms: int) -> BatchView:
+    """Return a batch as people look at it."""
     return BatchView(
         batch_id=batch.batch_id,
         key=batch.key,

@@ -6,12 +6,13 @@ from collections.abc import Sequence
 
 import msgspec
 
-from penstock.errors import ServerError
+from penstock.errors import CommandRefused, InvalidName, ServerError
 from penstock.redis.client import Client
+from penstock.redis.keys.workers import WorkersKeys
 from penstock.redis.wire import Command, Reply
 from penstock.runtime.heartbeat import WorkerAbout
 
-__all__ = ["WorkerView", "list_workers"]
+__all__ = ["WorkerView", "list_workers", "worker_view"]
 
 
 class WorkerView(msgspec.Struct, frozen=True, kw_only=True):
@@ -32,23 +33,45 @@ async def list_workers(client: Client) -> list[WorkerView]:
         client, [("ZRANGE", keys.heartbeats, 0, -1, "REV", "WITHSCORES"), ("TIME",)]
     )
     now_ms = int(now[0]) * 1000 + int(now[1]) // 1000
-    ids = [row.decode(errors="backslashreplace") for row in rows[::2]]
-    records = await _ask(client, [("HGET", keys.info(id_), "about") for id_ in ids])
+    places = [_place(keys, name) for name in rows[::2]]
+    known = await _ask(
+        client, [("HGET", place, "about") for place in places if place], spare_odd=True
+    )
+    records = [known.pop(0) if place else None for place in places]
     return [
-        WorkerView(
-            id=id_,
-            alive=record is not None,
-            silent_ms=max(0, now_ms - int(float(beat_ms))),
-            about=_about(record),
-        )
-        for id_, beat_ms, record in zip(ids, rows[1::2], records, strict=True)
+        worker_view(id_, beat_ms, record, now_ms=now_ms)
+        for id_, beat_ms, record in zip(rows[::2], rows[1::2], records, strict=True)
     ]
 
 
-async def _ask(client: Client, commands: Sequence[Command]) -> list[Reply]:
+def worker_view(name: bytes, beat_ms: bytes, record: bytes | None, *, now_ms: int) -> WorkerView:
+    """Read what the server knows of one worker. Never raises."""
+    beat = min(max(float(beat_ms), 0.0), float(now_ms))
+    return WorkerView(
+        id=name.decode(errors="backslashreplace"),
+        alive=record is not None,
+        silent_ms=now_ms - int(beat),
+        about=_about(record),
+    )
+
+
+def _place(keys: WorkersKeys, name: bytes) -> str:
+    """Where a worker's record is; empty for a name that no worker of ours has."""
+    try:
+        return keys.info(name.decode())
+    except (UnicodeDecodeError, InvalidName):
+        return ""
+
+
+async def _ask(
+    client: Client, commands: Sequence[Command], *, spare_odd: bool = False
+) -> list[Reply]:
+    """Send commands; with `spare_odd`, a key of another type counts as missing."""
     replies = await client.pipeline(commands)
-    for reply in replies:
-        if isinstance(reply, ServerError):
+    for place, reply in enumerate(replies):
+        if spare_odd and isinstance(reply, CommandRefused):
+            replies[place] = None
+        elif isinstance(reply, ServerError):
             raise reply  # could not look: that is not the same as nobody there
     return replies
 
@@ -57,5 +80,5 @@ def _about(record: bytes | None) -> WorkerAbout | None:
     """What a worker said; None, too, if it speaks of itself as we do not understand."""
     try:
         return msgspec.json.decode(record or b"", type=WorkerAbout)
-    except msgspec.DecodeError:
+    except (msgspec.MsgspecError, ValueError, RecursionError):
         return None

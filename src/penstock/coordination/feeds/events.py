@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 from penstock.errors import DecodeError
 from penstock.redis.wire import Reply
 
-__all__ = ["Decode", "Event", "Snapshot", "event_of", "snapshot_of", "to_begin_with"]
+__all__ = ["Decode", "Event", "Snapshot", "event_of", "is_count", "snapshot_of", "to_begin_with"]
 
 Decode = Callable[[bytes], Any]
+_MOST_DIGITS: Final = 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,7 +66,7 @@ def event_of(entry: Sequence[Reply], decode: Decode) -> Event:
         number=int(entry_id.partition(b"-")[0]),
         type=found.get(b"type", b"").decode(errors="replace"),
         data=_decoded(found.get(b"data", b"null"), decode),
-        ms=int(ms) if ms.isdigit() else 0,
+        ms=int(ms) if is_count(ms) else 0,
         final=found.get(b"final") == b"1",
     )
 
@@ -117,6 +118,11 @@ def to_begin_with(look: Snapshot, after: int | None, upcoming: int | None = None
         final=0 < look.final_number <= number,
         missed=max(0, number - known),
     )
+
+
+def is_count(text: bytes) -> bool:
+    """Whether text is a number of the server's size: Python refuses to read thousands of digits."""
+    return text.isdigit() and len(text) <= _MOST_DIGITS
 
 
 def _decoded(data: bytes, decode: Decode) -> Any:

@@ -14,11 +14,12 @@ from penstock.coordination.feeds.events import (
     Event,
     Snapshot,
     event_of,
+    is_count,
     snapshot_of,
     to_begin_with,
 )
 from penstock.coordination.hints import Hints
-from penstock.errors import NotOpen, PenstockError, ServerError
+from penstock.errors import DecodeError, NotOpen, PenstockError, ServerError
 from penstock.quiet import RateLimitedLog
 from penstock.redis.client import Client
 from penstock.redis.codec import Codec
@@ -148,14 +149,25 @@ class FeedHub:
                     )
                 ]
             )
-            for index, tail in enumerate(tails):
-                await self._take(tail, *replies[2 * index : 2 * index + 2])
         except PenstockError as error:
             for tail in tails:
                 self._note_failure(tail, error)
+        else:
+            for index, tail in enumerate(tails):
+                await self._take_alone(tail, *replies[2 * index : 2 * index + 2])
         finally:
             for tail in tails:
                 tail.is_looked_at = False
+
+    async def _take_alone(self, tail: Tail, entries: Reply, latest: Reply) -> None:
+        """Hand out what was read of one feed; if that fails, its own readers learn of it."""
+        try:
+            await self._take(tail, entries, latest)
+        except PenstockError as error:
+            self._note_failure(tail, error)
+        except Exception as error:  # one feed must not stop the others
+            logger.exception("feed %s cannot be read", tail.place.name)
+            self._note_failure(tail, DecodeError(f"feed {tail.place.name!r}: {error}", b""))
 
     async def _take(self, tail: Tail, entries: Reply, latest: Reply) -> None:
         """Hand out what was read of one feed."""
@@ -166,7 +178,7 @@ class FeedHub:
         events = self._events(entries)
         upcoming = events[0].number if events else None
         # What is no number tells nothing: the feed's next event puts it right.
-        went_back = not events and (latest is None or latest.isdigit())
+        went_back = not events and (latest is None or is_count(latest))
         went_back = went_back and tail.position > int(latest or 0)
         if went_back or (upcoming is not None and upcoming > tail.position + 1):
             try:

@@ -144,6 +144,10 @@ class RunEvent(msgspec.Struct, frozen=True, kw_only=True):
     ms: int = 0
 
 
+_UNREADABLE: Final = (msgspec.MsgspecError, RecursionError, ValueError)
+"""What decoding JSON may raise: ValueError for bytes that are no UTF-8 and for endless numbers."""
+
+
 class _FailureInfo(msgspec.Struct, frozen=True):
     """As stored: numbers are those of Lua, which knows no whole ones."""
 
@@ -166,7 +170,7 @@ def read_failures(rows: Sequence[bytes]) -> list[Failure]:
 def _failure(item: bytes, score: bytes, stored: bytes) -> Failure:
     try:
         info = msgspec.json.decode(stored, type=_FailureInfo)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+    except _UNREADABLE:
         info = _FailureInfo()
     due = float(score)
     return Failure(
@@ -187,7 +191,7 @@ def read_starts(stored: Sequence[bytes]) -> list[TaskStart]:
     for name, ms in zip(stored[::2], stored[1::2], strict=True):
         try:
             task, map_index, attempt = msgspec.json.decode(name, type=tuple[str, int | None, int])
-        except msgspec.MsgspecError:
+        except _UNREADABLE:
             continue  # that of a task's first start, which has no attempt
         started_ms = _int(ms.decode(errors="replace")) or 0
         started = TaskStart(task=task, map_index=map_index, attempt=attempt, started_ms=started_ms)
@@ -233,7 +237,7 @@ def _int(text: str | None) -> int | None:
 def _json(text: str | None) -> Any:
     try:
         return msgspec.json.decode(text) if text else None
-    except (msgspec.MsgspecError, RecursionError):
+    except _UNREADABLE:
         return None
 
 

@@ -28,6 +28,9 @@ _READ_AGAIN_S: Final = 5.0
 """How often the registry is read: other processes may use windows that we do not know."""
 _SHORTEST_S: Final = 0.005
 _TROUBLED_AFTER: Final = 3
+_BROKEN_FOR_S: Final = 15.0
+"""Longer than `close_windows` puts off what it cannot close."""
+_MOST_BROKEN: Final = 10_000
 
 
 @dataclass(slots=True)
@@ -39,6 +42,10 @@ class _Errand:
     next_at: float = 0.0
     failures: int = 0
     is_under_way: bool = False
+
+    @property
+    def is_failing(self) -> bool:
+        return self.failures >= _TROUBLED_AFTER
 
 
 class WindowCloser(Service):
@@ -65,11 +72,16 @@ class WindowCloser(Service):
         self._errands = {("", ""): _Errand(self._read_registry)}
         self._wake = asyncio.Event()
         self._is_over = False
+        self._broken: dict[tuple[str, bytes], float] = {}
+        """Batches that could not be closed, and until when that counts."""
 
     def trouble(self) -> str | None:
-        if any(errand.failures >= _TROUBLED_AFTER for errand in self._errands.values()):
-            return "batches cannot be closed"
-        return None
+        failing = [name for (name, _), one in list(self._errands.items()) if one.is_failing]
+        if failing:
+            return f"batches cannot be closed: {', '.join(filter(None, failing)) or 'any'}"
+        now = time.monotonic()
+        broken = sum(until > now for until in list(self._broken.values()))
+        return f"batches cannot be closed: {broken} that others have changed" if broken else None
 
     def ask_to_stop(self) -> None:
         super().ask_to_stop()
@@ -150,7 +162,7 @@ class WindowCloser(Service):
                 continue
             try:
                 self._windows[field] = Window.registered(self._client, self._codec, record)
-            except PenstockError as error:
+            except Exception as error:  # noqa: BLE001  one odd record must not hide the others
                 quiet.warning(field, "window %s cannot be closed here: %s", field, error)
             else:
                 self._follow(field)
@@ -177,10 +189,13 @@ class WindowCloser(Service):
 
         self._errands[field, ""] = _Errand(find_places)
 
-    @staticmethod
-    def _warn(window: Window, broken: list[bytes]) -> None:
-        """Tell of batches that cannot be closed, each with its reason."""
+    def _warn(self, window: Window, broken: list[bytes]) -> None:
+        """Log batches that cannot be closed, each with its reason; the script tries them again."""
+        now = time.monotonic()
+        if len(self._broken) >= _MOST_BROKEN:
+            self._broken = {one: until for one, until in self._broken.items() if until > now}
         for name, why in zip(broken[::2], broken[1::2], strict=True):
+            self._broken[window.record.field, name] = now + _BROKEN_FOR_S
             shown = name.decode(errors="replace")
             quiet.warning(
                 f"broken {shown}",

@@ -12,7 +12,7 @@ from penstock.errors import CommandRefused, ServerError, SettingError
 from penstock.redis.client import Client
 from penstock.redis.wire import Reply
 
-__all__ = ["batch_of", "open_batches"]
+__all__ = ["batch_facts", "batch_of", "open_batches"]
 
 _FACTS: Final = ("started_at", "last_activity", "bytes")
 _MOST_SHOWN: Final = 1_000_000
@@ -79,25 +79,34 @@ async def _read(
             ]
         )
     )
-    found: list[OpenBatch] = []
-    for at, (_, batch, key, due) in enumerate(wanted):
-        facts, count = replies[2 * at], replies[2 * at + 1]
-        if not count or facts is None or facts[0] is None:
-            continue
-        started, last, size = facts
-        started_ms = _ms(started)
-        found.append(
-            OpenBatch(
-                batch_id=batch,
-                key=key,
-                count=count,
-                bytes=int(size) if _is_digits(size or b"") else 0,
-                started_ms=started_ms,
-                last_ms=_ms(last) if last else started_ms,
-                due_ms=int(float(due)) if _is_time(due) else started_ms,
-            )
-        )
-    return found
+    found = [
+        batch_facts(batch, key, replies[2 * at], replies[2 * at + 1], due)
+        for at, (_, batch, key, due) in enumerate(wanted)
+    ]
+    return [one for one in found if one is not None]
+
+
+def batch_facts(
+    batch: str,
+    key: str,
+    facts: Sequence[bytes | None] | None,
+    count: int | None,
+    due: float | bytes | None,
+) -> OpenBatch | None:
+    """Read what is stored of one batch; None if it was closed meanwhile."""
+    started, last, size = facts or (None, None, None)
+    if not count or started is None:
+        return None
+    started_ms = _ms(started)
+    return OpenBatch(
+        batch_id=batch,
+        key=key,
+        count=count,
+        bytes=int(size) if size and _is_digits(size) else 0,
+        started_ms=started_ms,
+        last_ms=_ms(last) if last else started_ms,
+        due_ms=int(float(due)) if _is_time(due) else started_ms,
+    )
 
 
 def _ms(text: bytes) -> int:

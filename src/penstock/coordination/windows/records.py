@@ -6,12 +6,12 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable
-from typing import Final, Literal
+from typing import Annotated, Final, Literal
 
 import msgspec
 from msgspec import Struct
 
-from penstock.errors import OutOfMemory
+from penstock.errors import DecodeError, OutOfMemory
 from penstock.queues.options import QueueOptions
 from penstock.queues.queue import Queue
 from penstock.quiet import RateLimitedLog
@@ -19,12 +19,16 @@ from penstock.redis.client import Client
 from penstock.redis.codec import Codec
 from penstock.topics.topic import Topic
 
-__all__ = ["Registration", "WindowRecord", "read_records"]
+__all__ = ["Registration", "WindowRecord", "read_record", "read_records"]
 
 quiet = RateLimitedLog(logging.getLogger(__name__))
 
 _REGISTERED_FOR_S: Final = 60.0
 """After so long a window is registered anew: somebody may have removed it."""
+
+
+_Whole = Annotated[int, msgspec.Meta(ge=-(2**53), le=2**53)]
+"""A whole number that is one in Lua, too; options check the rest."""
 
 
 class WindowRecord(Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -33,15 +37,15 @@ class WindowRecord(Struct, frozen=True, kw_only=True, omit_defaults=True):
     name: str
     kind: Literal["queue", "topic"]
     target: str
-    max_age_ms: int
-    idle_ms: int
-    max_items: int
-    max_bytes: int
+    max_age_ms: _Whole
+    idle_ms: _Whole
+    max_items: _Whole
+    max_bytes: _Whole
     key_field: str
     items_field: str
-    queue_size: int = 0
+    queue_size: _Whole = 0
     """Most jobs in the queue; 0 for any number."""
-    queue_bytes: int = 0
+    queue_bytes: _Whole = 0
     overflow: str = "reject"
     """What a full queue does; where callers wait, batches stay open."""
 
@@ -95,8 +99,16 @@ async def read_records(client: Client) -> list[WindowRecord]:
     records: list[WindowRecord] = []
     for field, text in zip(told[::2], told[1::2], strict=True):
         try:
-            records.append(msgspec.json.decode(text, type=WindowRecord))
-        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+            records.append(read_record(text))
+        except DecodeError as error:
             name = field.decode(errors="replace")
             quiet.warning(name, "window %s: its record cannot be read: %s", name, error)
     return records
+
+
+def read_record(text: bytes) -> WindowRecord:
+    """Read one record of the registry, or raise `DecodeError`."""
+    try:
+        return msgspec.json.decode(text, type=WindowRecord)
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+        raise DecodeError(f"no record of a window: {error}", text) from None

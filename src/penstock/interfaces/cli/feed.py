@@ -6,7 +6,6 @@ import asyncio
 from typing import Any
 
 import click
-import msgspec
 
 from penstock.app import Penstock
 from penstock.coordination.feeds.events import Event
@@ -16,7 +15,7 @@ from penstock.errors import CoordinationError
 from penstock.inspector.feeds import run_feed, window_feed
 from penstock.interfaces.cli.administer import with_app
 from penstock.interfaces.cli.main import pass_settings
-from penstock.interfaces.cli.output import json_option, reader_left, say, say_json
+from penstock.interfaces.cli.output import encode_json, json_option, reader_left, say, say_json
 from penstock.interfaces.cli.wording import moment, payload_line, plural
 from penstock.settings import Settings
 
@@ -110,5 +109,5 @@ def _show(event: Event, as_json: bool) -> bool:
 
 
 def _as_line(data: Any) -> str:
-    text = data if isinstance(data, bytes) else msgspec.json.encode(data)
+    text = data if isinstance(data, bytes) else encode_json(data)
     return payload_line(show_bytes(text))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import select
 import sys
@@ -35,6 +36,7 @@ from penstock.runtime.logs import cleaned
 
 __all__ = [
     "ExitCode",
+    "encode_json",
     "exit_code",
     "fail",
     "json_option",
@@ -116,8 +118,16 @@ def say_lines(lines: Iterable[str]) -> bool:
 
 def say_json(value: Any, *, indent: int = 2) -> bool:
     """Print one JSON document for programs; without `indent`, on one line. As `say`."""
-    encoded = msgspec.json.encode(value)
-    return _write((msgspec.json.format(encoded, indent=indent) if indent else encoded).decode())
+    return _write(encode_json(value, indent=indent).decode())
+
+
+def encode_json(value: Any, *, indent: int = 0) -> bytes:
+    """Encode a view; text that is no Unicode and numbers of any size included."""
+    try:
+        encoded = msgspec.json.encode(value)
+    except (UnicodeEncodeError, OverflowError):  # others have stored it
+        return json.dumps(msgspec.to_builtins(value), indent=indent or None).encode()
+    return msgspec.json.format(encoded, indent=indent) if indent else encoded
 
 
 def reader_left() -> bool:

@@ -5,13 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import click
-import msgspec
 
 from penstock.coordination.runs.records import STATUSES, Failure, RunEvent, RunRecord, TaskStart
 from penstock.inspector.runs import RunView, show_run
 from penstock.interfaces.cli.administer import with_app
 from penstock.interfaces.cli.main import pass_settings
-from penstock.interfaces.cli.output import json_option, say, say_json
+from penstock.interfaces.cli.output import encode_json, json_option, say, say_json
 from penstock.interfaces.cli.wording import age, moment, plural, table
 from penstock.settings import Settings
 
@@ -140,7 +139,7 @@ def _show_events(events: list[RunEvent]) -> None:
 
 
 def _as_line(value: Any) -> str:
-    return msgspec.json.encode(value).decode()
+    return encode_json(value).decode()
 
 
 def _cut(text: str) -> str:

@@ -6,6 +6,7 @@ import asyncio
 import os
 import sys
 import threading
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -23,7 +24,7 @@ from penstock.runtime import Worker, configure, run_process
 from penstock.runtime.heartbeat import WorkerAbout
 from penstock.settings import Settings
 
-__all__ = ["stop_when_input_ends", "worker", "workers"]
+__all__ = ["show_workers", "stop_when_input_ends", "worker", "workers"]
 
 STANDARD_INPUT = 0
 # A worker has its grace period, and then this long to be gone before it is killed.
@@ -118,6 +119,11 @@ def workers(settings: Settings, as_json: bool) -> None:
     if as_json:
         say_json(found)
         return
+    show_workers(found)
+
+
+def show_workers(found: Sequence[WorkerView]) -> None:
+    """Print workers for people."""
     if not found:
         say("no workers")
     for view in found:
