@@ -12,7 +12,16 @@ from penstock.coordination.windows.batches import OpenBatch
 from penstock.coordination.windows.records import WindowRecord, read_records
 from penstock.coordination.windows.targets import Place
 from penstock.coordination.windows.window import Window
-from penstock.errors import CoordinationError, ServerError, TopicMissing
+from penstock.errors import (
+    CommandRefused,
+    ConfigError,
+    CoordinationError,
+    InvalidItem,
+    InvalidName,
+    PenstockError,
+    ServerError,
+    TopicMissing,
+)
 
 __all__ = [
     "BatchView",
@@ -61,6 +70,8 @@ class WindowView(msgspec.Struct, frozen=True, kw_only=True):
     batches: list[BatchView]
     is_missing: bool = False
     """Whether its topic is gone."""
+    problem: str = ""
+    """Why its batches cannot be shown: others have stored something else in its place."""
 
 
 async def list_windows(app: Penstock, most: int = 100) -> list[WindowView]:
@@ -105,26 +116,41 @@ async def close_one(app: Penstock, name: str, key: str) -> str | None:
 async def close_all(app: Penstock, name: str) -> AsyncIterator[str]:
     """Close the batches that are open now: their ids, each when it is closed.
 
-    As `close_one` for each of them, and four round trips for each 500.
+    As `close_one` for each of them, and four round trips for each 500. What cannot be closed is
+    raised after the rest.
     """
     records, now_ms = await registered(app, name), await _now_ms(app)
+    refused: PenstockError | None = None
     for record in records:
         window, more = _opened(app, record), True
         while more:
             more = False
             for batch in await _open_batches(window, _PAGE):
-                # Others go on adding: what begins later is none of our business.
-                if batch.started_ms <= now_ms and (closed := await _close(window, batch.key)):
+                if batch.started_ms > now_ms:
+                    continue  # others go on adding: it began after we did
+                try:
+                    closed = await _close(window, batch.key)
+                except (CommandRefused, InvalidItem, InvalidName) as error:
+                    refused = refused or error
+                    continue
+                if closed:
                     more = True
                     yield closed
+    if refused is not None:
+        raise refused
 
 
 async def _view(app: Penstock, record: WindowRecord, most: int) -> WindowView:
-    window = _opened(app, record)
-    places = await _places(window)
-    count = await _open_in(app, places)
-    found = await _open_batches(window, most) if count else []
-    now_ms = await _now_ms(app) if found else 0
+    count, found, now_ms, is_missing, problem = 0, list[OpenBatch](), 0, False, ""
+    try:
+        window = _opened(app, record)
+        places = await _places(window)
+        is_missing = not places
+        count = await _open_in(app, places)
+        found = await _open_batches(window, most) if count else []
+        now_ms = await _now_ms(app) if found else 0
+    except (CommandRefused, ConfigError, InvalidName) as error:  # one window hides no other
+        problem = str(error)
     return WindowView(
         name=record.name,
         kind=record.kind,
@@ -135,7 +161,8 @@ async def _view(app: Penstock, record: WindowRecord, most: int) -> WindowView:
         max_bytes=record.max_bytes,
         open=count,
         batches=[batch_view(batch, now_ms) for batch in found],
-        is_missing=not places,
+        is_missing=is_missing,
+        problem=problem,
     )
 
 
@@ -189,7 +216,7 @@ async def _close(window: Window, key: str) -> str | None:
         if status <= 0:
             raise window.target.refusal(status, length)
         if closed:
-            return closed[0].decode()
+            return closed[0].decode(errors="replace")
     return None
 
 

@@ -52,6 +52,8 @@ def _show(view: WindowView) -> bool:
     )
     told = say(f"{view.name}: into {view.kind} {view.target}", bold=True)
     told = told and say(f"  closes   {closing}")
+    if view.problem:
+        return told and say(f"  its batches cannot be shown: {view.problem}")
     if view.is_missing:
         return told and say("  its topic is gone, with its batches")
     told = told and say(f"  open     {plural(view.open, 'batch').replace('batchs', 'batches')}")
