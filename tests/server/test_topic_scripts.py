@@ -60,7 +60,7 @@ async def hand_over(desk):
     ]
     wait_ms, row = await desk.due(second)
     assert (wait_ms, row[0].decode(), row[3]) == (-1, ids[1], b"[]")
-    assert await desk.begin(second, ids[1:2]) == [ids[1].encode()]
+    assert await desk.begin(second, ids[1:2]) == [2]
     assert await desk.settle(second, ids[1:], failed_before=1) == 3
     assert await desk.pending(second) == []
 
@@ -250,6 +250,37 @@ async def test_the_latest_fence_falls_with_the_ownership(desk, loss):
     assert await desk.stored() == before
 
 
+# ---- charges
+
+
+async def test_attempts_are_taken_back_whoever_owns_the_partition_and_what_it_has_begun(desk):
+    ids = await desk.open(4)
+    first = await desk.acquire("anna")
+    await desk.read(first)
+    await desk.settle(first, ids[3:])
+    await desk.expire()
+    second = await desk.acquire("ben")
+    assert await desk.begin(second, ids[:1]) == [2]
+    assert await desk.uncharge(ids) == 3
+    assert [row[1] for row in await desk.pending(second)] == [1, 0, 0]
+    # It took them over with one attempt each; now the next one is the first.
+    assert await desk.begin(second, ids[1:2]) == [1]
+    assert await desk.uncharge(ids[2:3]) == 0
+
+
+async def test_a_delivery_is_no_attempt_where_every_start_is_counted(desk):
+    ids = await desk.open(3)
+    epoch = await desk.acquire()
+    await desk.read(epoch)
+    for _ in range(2):
+        assert await desk.begin(epoch, ids[:1], attempt=1, not_attempts=1) == [1]
+    assert [row[1] for row in await desk.pending(epoch)] == [2, 1, 1]
+    await desk.release(epoch, ids[1:2])
+    epoch = await desk.acquire()
+    assert await desk.begin(epoch, ids[1:], attempt=1, not_attempts=1) == [1, 1]
+    assert [row[1] for row in await desk.pending(epoch)] == [2, 2, 2]
+
+
 # ---- repeats
 
 
@@ -258,7 +289,7 @@ async def test_repeating_what_was_done_changes_nothing(desk):
     epoch = await desk.acquire()
     await desk.read(epoch)
     assert await desk.fail(epoch, ids[:2], wait_ms=1_000_000) > 0
-    assert await desk.begin(epoch, ids[:1]) == [ids[0].encode()]
+    assert await desk.begin(epoch, ids[:1]) == [2]
     assert await desk.settle(epoch, ids[2:3]) == 1
     letter = await desk.bury(ids[3])
     assert (await desk.publish(once="k", body=b"large"))[1] == 1
@@ -271,7 +302,7 @@ async def test_repeating_what_was_done_changes_nothing(desk):
     assert await desk.trim() == [0, 0, 0]
     assert await desk.move() == [0, -1]
     assert await desk.stored() == before
-    assert await desk.begin(epoch, ids[:1]) == [ids[0].encode()]
+    assert await desk.begin(epoch, ids[:1]) == [2]
     assert [row[1] for row in await desk.pending(epoch)] == [2, 1, 1]
 
 
@@ -280,7 +311,7 @@ async def test_what_is_not_pending_is_not_begun(desk):
     epoch = await desk.acquire()
     await desk.read(epoch)
     await desk.settle(epoch, ids[:1])
-    assert await desk.begin(epoch, ids) == [ids[1].encode()]
+    assert await desk.begin(epoch, ids) == [0, 2]
 
 
 async def test_growth_marks_each_partition_once(desk):
@@ -405,7 +436,8 @@ async def test_a_full_server_drains(full):
     assert await full.settle(first, ids[:1]) == 1
     assert await full.fail(first, ids[1:3]) > 0
     assert len(await full.due(first)) == 3
-    assert await full.begin(first, ids[1:2]) == [ids[1].encode()]
+    assert await full.begin(first, ids[1:2]) == [2]
+    assert await full.uncharge(ids[3:4]) == 1
     assert await full.bury(ids[2])
     assert await full.release(first, ids[3:5])
     assert await full.beat("anna") == [b"anna", b"{}", b"ben", b"{}"]

@@ -119,11 +119,21 @@ class TopicScripts(ScriptCaller):
         group: str,
         epoch: int,
         consumer: str,
-        attempts: Sequence[Argument],
-    ) -> list[bytes] | int:
-        """Count attempts, each as id and number, before they are made; what may be begun."""
+        not_attempts: int,
+        known: Sequence[Argument],
+    ) -> list[int] | int:
+        """Count attempts before they are made; `known` are ids and the attempts known of each.
+
+        For each the number of its attempt, 0 if it is not pending any more.
+        """
         keys = (epochs, stream, retry)
-        return await self.run("begin", keys, (group, epoch, consumer, *attempts))
+        return await self.run("begin", keys, (group, epoch, consumer, not_attempts, *known))
+
+    async def uncharge(
+        self, *, stream: str, group: str, consumer: str, ids: Sequence[Argument]
+    ) -> int:
+        """Take back one attempt of each, though somebody else owns the partition: how many."""
+        return await self.run("uncharge", (stream,), (group, consumer, *ids))
 
     async def pending_page(
         self,

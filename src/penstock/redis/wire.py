@@ -255,6 +255,9 @@ class Wire(asyncio.Protocol):
         self._transport = cast("asyncio.Transport", transport)
         self._transport.set_write_buffer_limits(high=_UNSENT_HIGH)
         self.opened_at = self._loop.time()
+        if self._reason is not None:  # whoever wanted it was cancelled before it was made
+            self._transport.abort()
+            return
         self.alive = True
         _open.add(self)
 

@@ -33,6 +33,13 @@ class Left(msgspec.Struct, frozen=True):
     failures: tuple[Failure, ...]
     fields: Fields
     """None, if it is not in the stream any more."""
+    pending: bool = True
+    """Whether it is pending; a message that was settled may still have a retry noted."""
+
+    @property
+    def is_suspect(self) -> bool:
+        """Whether an attempt was begun, or may have been, and nobody saw how it ended."""
+        return self.attempts > (self.failures[-1].attempt if self.failures else 0)
 
 
 class Claim:
@@ -43,9 +50,20 @@ class Claim:
     """
 
     def __init__(
-        self, client: Client, source: Source, *, owner: str, epoch: int, ttl_s: float
+        self,
+        client: Client,
+        source: Source,
+        *,
+        owner: str,
+        epoch: int,
+        ttl_s: float,
+        counts_starts: bool = False,
     ) -> None:
         self.source, self.owner, self.epoch, self.ttl_s = source, owner, epoch, ttl_s
+        self.counts_starts = counts_starts
+        """Whether every attempt is counted when it begins. Otherwise the first one is counted by
+        the server, as it delivers the message."""
+        self._not_attempts = 1 if counts_starts else 0
         self.keys: PartitionKeys = client.keys.partition(source.topic, source.partition)
         self._first_fence = self.fence = self.keys.fence(source.group, epoch)
         """The stream beside the partition's own that every read names."""
@@ -119,9 +137,15 @@ class Claim:
             )
         )
 
-    async def begin(self, message: Message) -> bool:
-        """Count an attempt before it is made; False if the message is not pending any more."""
-        begun = self._check(
+    async def begin(self, messages: Sequence[Message]) -> list[int]:
+        """Count attempts before they are made: their numbers, 0 for what is not pending any more.
+
+        `message.attempt` is the number that is expected.
+        """
+        known: list[Argument] = []
+        for message in messages:
+            known += (message.entry_id, message.attempt - 1)
+        return self._check(
             await self._scripts.begin(
                 epochs=self.keys.epochs,
                 stream=self.keys.stream,
@@ -129,10 +153,16 @@ class Claim:
                 group=self.source.group,
                 epoch=self.epoch,
                 consumer=CONSUMER,
-                attempts=[message.entry_id, message.attempt],
+                not_attempts=self._not_attempts,
+                known=known,
             )
         )
-        return bool(begun)
+
+    async def uncharge(self, ids: Sequence[bytes]) -> None:
+        """Take back one attempt of each: the partition was lost, but our process lives."""
+        await self._scripts.uncharge(
+            stream=self.keys.stream, group=self.source.group, consumer=CONSUMER, ids=ids
+        )
 
     async def retry_later(
         self, message: Message, wait_s: float, failures: tuple[Failure, ...]
@@ -168,7 +198,7 @@ class Claim:
                 count=count,
             )
         )
-        return [_left(row) for row in rows]
+        return [self._left(row) for row in rows]
 
     async def due(self, count: int, ids: Sequence[bytes]) -> tuple[float | None, list[Left]]:
         """Failed messages whose time has come, and seconds until the next (None: none waits).
@@ -187,7 +217,7 @@ class Claim:
                 ids=ids,
             )
         )
-        return (None if wait_ms < 0 else wait_ms / 1000), [_left(row) for row in rows]
+        return (None if wait_ms < 0 else wait_ms / 1000), [self._left(row) for row in rows]
 
     def _check(self, reply: Reply) -> Reply:
         if reply == _STALE:
@@ -198,10 +228,10 @@ class Claim:
         source = self.source
         return LeaseLost(source.topic, source.group, source.partition, self.epoch)
 
-
-def _left(row: Reply) -> Left:
-    id_, attempts, wait_ms, failures, fields = row
-    return Left(id_, attempts, wait_ms, _read_failures(failures), fields)
+    def _left(self, row: Reply) -> Left:
+        id_, deliveries, wait_ms, failures, fields = row
+        attempts = max(0, deliveries - self._not_attempts)
+        return Left(id_, attempts, wait_ms, _read_failures(failures), fields, deliveries > 0)
 
 
 def _read_failures(stored: bytes) -> tuple[Failure, ...]:

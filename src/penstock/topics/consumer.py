@@ -50,6 +50,7 @@ class Runner(Protocol):
 
     async def run(self, held: Held) -> None: ...
     def left(self, held: Held) -> list[Item]: ...
+    def running(self, held: Held) -> list[bytes]: ...
     def forget(self, held: Held) -> None: ...
 
 
@@ -131,6 +132,7 @@ class Consumer(Service):
         try:
             async with asyncio.TaskGroup() as group:
                 self._group, self._pace = group, pace
+                self._work = work
                 helpers = [group.create_task(self._tidy_for_ever(), name=f"{self.name} tidy")]
                 if self.subscription.ordering == "partition":
                     self._runner: Runner = SerialRunner(work, pace)
@@ -255,16 +257,18 @@ class Consumer(Service):
         """Tell the server what is done and what was not begun, then let go."""
         held.close()
         try:
-            if not held.lost:
-                async with asyncio.timeout(_LAST_WORDS_S):
+            async with asyncio.timeout(_LAST_WORDS_S):
+                if held.lost:
+                    await self._work.lost(held, self._fetched(held), self._runner.running(held))
+                else:
                     await self._reader_of(held).leave_out(held)
                     await held.settle()
                     done = held.unsettled_ids()
-                    unbegun = [id_ for id_ in self._unbegun(held) if id_ not in done]
-                    await held.release(unbegun)
+                    await held.release([id_ for id_ in self._unbegun(held) if id_ not in done])
                     logger.info("%s: given up", held)
         except (TimeoutError, PenstockError) as error:
-            logger.warning("%s: its lease has to run out: %s", held, error or "no answer")
+            why = "attempts stay charged" if held.lost else "its lease has to run out"
+            logger.warning("%s: %s: %s", held, why, error or "no answer")
         finally:
             self._runner.forget(held)
             held.drop(held.buffered)
@@ -273,11 +277,15 @@ class Consumer(Service):
 
     def _unbegun(self, held: Held) -> list[bytes]:
         """Ids of what was fetched and never handed to the handler."""
+        return [id_ for id_ in self._fetched(held) if id_ not in held.history]
+
+    def _fetched(self, held: Held) -> list[bytes]:
+        """Ids of first deliveries in hand that did not fail."""
         return [
             item[0]
             for chunk in (self._runner.left(held), *held.queue)
             for item in chunk
-            if not isinstance(item, Message) and item[0] not in held.history
+            if not isinstance(item, Message) and not held.history.get(item[0])
         ]
 
     async def _drain(self) -> None:

@@ -13,7 +13,7 @@ from heapq import heappop, heappush
 from typing import Any, TypeVar
 
 from penstock.delivery.failures import Failure
-from penstock.errors import LeaseLost, ServerError, TopicMissing
+from penstock.errors import LeaseLost, Rejected, ServerError, TopicMissing
 from penstock.quiet import RateLimitedLog
 from penstock.redis.scripts import Scripts
 from penstock.runtime.backoff import retry_delay_s
@@ -33,6 +33,7 @@ Item = list[Any] | Message
 """An entry as it was read; or a message whose next attempt has to be counted before it begins."""
 
 _MOST_AT_ONCE = 1_000
+_MOST_UNCHARGED = 500
 _NO_GROUP = "NOGROUP"
 
 
@@ -69,6 +70,10 @@ class Held:
         """Messages that failed or were taken over, and how attempts at them failed: first, last."""
         self.inherited: set[bytes] = set()
         """Messages that were taken over and not yet begun here."""
+        self.suspects: set[bytes] = set()
+        """Messages that were taken over from a process that may have died of them."""
+        self.begun: set[bytes] = set()
+        """Messages of which an attempt was counted here and has come to no end on the server."""
         self.returning: set[bytes] = set()
         """Messages that are queued again since their retry is due."""
         self.waits: dict[bytes, float] = {}
@@ -291,13 +296,40 @@ class Held:
     async def _settle_now(self, failed: list[bytes], fine: list[bytes]) -> None:
         self.unsettled.update(failed, fine)
         await self.surely("settle", lambda: self.claim.settle(failed, fine))
-        self.unsettled.difference_update(failed, fine)
         if not self.lost:
+            self.unsettled.difference_update(failed, fine)
+            self.begun.difference_update(failed, fine)
             self._counts.handled += len(failed) + len(fine)
 
-    async def begin(self, message: Message) -> bool:
-        """Count an attempt before it is made; False if it is not to be made."""
-        return bool(await self.surely("begin", lambda: self.claim.begin(message)))
+    async def begin(self, messages: Sequence[Message]) -> list[Message]:
+        """Count attempts before they are made; those that may be made, with their numbers."""
+        numbers = await self.surely("begin", lambda: self.claim.begin(messages))
+        if numbers is None:
+            return []
+        for message, number in zip(messages, numbers, strict=True):
+            message.attempt = number or message.attempt
+            self.suspects.discard(message.entry_id)
+            self.returning.discard(message.entry_id)
+        may_begin = [one for one, number in zip(messages, numbers, strict=True) if number]
+        self.begun.update(message.entry_id for message in may_begin)
+        return may_begin
+
+    async def uncharge(self, ids: Sequence[bytes]) -> None:
+        """Take back attempts at a partition that was lost, which did not die with a process.
+
+        A call whose outcome is unknown is not repeated: it would take back too much.
+        """
+        for place in range(0, len(ids), _MOST_UNCHARGED):
+            some, failures = ids[place : place + _MOST_UNCHARGED], 0
+            while True:
+                try:
+                    await self.claim.uncharge(some)
+                    break
+                except Rejected as error:
+                    if not error.transient:
+                        raise
+                    failures += 1
+                    await asyncio.sleep(retry_delay_s(failures))
 
     async def retry_later(
         self, message: Message, wait_s: float, failures: tuple[Failure, ...]

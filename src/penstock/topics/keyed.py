@@ -7,10 +7,10 @@ import time
 from collections import deque
 from collections.abc import Callable
 
-from penstock.topics.held import Held, Item
+from penstock.topics.held import Held, Item, entry_id
 from penstock.topics.message import BARRIER, KEY, PAYLOAD, Fields, Message, field_of, is_marker
 from penstock.topics.pace import Pace
-from penstock.topics.work import DEFAULT_CONCURRENCY, PLAIN_FIELDS, Work
+from penstock.topics.work import DEFAULT_CONCURRENCY, Work
 
 __all__ = ["KeyedRunner"]
 
@@ -48,6 +48,11 @@ class KeyedRunner:
         self._unbegun: dict[Held, list[Item]] = {}
         self._behind_marker: dict[Held, list[Item]] = {}
         self._waiting: dict[Line, asyncio.TimerHandle] = {}
+        self._next_suspect: Line | None = None
+        """The line whose slot waits for the turn of a suspect: one at a time, so that suspects
+        leave the other slots to the other keys."""
+        self._aside: deque[Line] = deque()
+        """Further lines that begin with a suspect."""
         self._emptied = asyncio.Event()
         self._handled, self._since = 0, time.monotonic()
         self.slots = work.subscription.concurrency or DEFAULT_CONCURRENCY
@@ -66,17 +71,25 @@ class KeyedRunner:
         """What was taken from the queue and has not ended, as far as can be told from here."""
         if held not in self._lines:
             return []
-        lines = {*self._ready, *self._waiting, *self._running, *self._lines[held].values()}
+        lines = {
+            *(*self._ready, *self._waiting, *self._aside, *self._running),
+            *self._lines[held].values(),
+        }
         return [
             *self._unbegun[held],
             *self._behind_marker.get(held, ()),
             *(item for line in lines if line and line.held is held for item in line.items),
         ]
 
+    def running(self, held: Held) -> list[bytes]:
+        """Ids whose handlers go on although the partition was lost."""
+        return [entry_id(line.first) for line in self._running if line and line.held is held]
+
     def forget(self, held: Held) -> None:
-        kept = [line for line in self._ready if line.held is not held]
-        self._ready.clear()
-        self._ready.extend(kept)
+        for lines in (self._ready, self._aside):
+            kept = [line for line in lines if line.held is not held]
+            lines.clear()
+            lines.extend(kept)
         for line in [line for line in self._waiting if line.held is held]:
             self._waiting.pop(line).cancel()
         for known in (self._lines, self._active, self._unbegun, self._behind_marker):
@@ -125,16 +138,19 @@ class KeyedRunner:
         ready, running = self._ready, self._running
         while True:
             while not ready:
-                if len(self._idle) == self.slots - 1:
-                    self._handled = 0  # nothing to do: the time until there is does not count
-                idle = self._loop.create_future()
-                self._idle.append(idle)
-                await idle
-            line = running[number] = ready.popleft()
+                await self._rest()
+            line = ready.popleft()
+            if line.held.suspects and self._waits_for_turn(line):
+                continue
+            running[number] = line
             if not self._handled:
                 self._since = time.monotonic()
             wait_s = await self._first_of(line)
             running[number] = None
+            if line is self._next_suspect:
+                self._call_next_suspect()  # its partition closed before it had its turn
+            if line.held.lost:
+                await self._work.ended_late(line.held, entry_id(line.first))
             if line.held not in self._lines:
                 continue  # the partition was lost, and this handler did not end with it
             if wait_s is None:
@@ -144,6 +160,13 @@ class KeyedRunner:
                 if line.held.closing:
                     self._due(line)
 
+    async def _rest(self) -> None:
+        if len(self._idle) == self.slots - 1:
+            self._handled = 0  # nothing to do: the time until there is does not count
+        idle = self._loop.create_future()
+        self._idle.append(idle)
+        await idle
+
     async def _first_of(self, line: Line) -> float | None:
         """Handle the first message of a line; seconds if it is to come again before the others."""
         held, item, work = line.held, line.first, self._work
@@ -152,7 +175,7 @@ class KeyedRunner:
             return None
         if type(item) is list:
             id_, fields = item
-            if fields[0] == PAYLOAD and len(fields) <= PLAIN_FIELDS:
+            if fields[0] == PAYLOAD and len(fields) <= work.plain_fields:
                 source = held.source
                 try:
                     if work.direct is not None:
@@ -170,7 +193,33 @@ class KeyedRunner:
         message = item if isinstance(item, Message) else Message(held.source, *item)
         if message.entry_id in held.waits:
             return held.waits.pop(message.entry_id)
-        return self._again(line, message, await work.special(held, item))
+        if line is not self._next_suspect:
+            return self._again(line, message, await work.special(held, item))
+        end_turn = await work.turns.take()
+        self._call_next_suspect()
+        try:
+            return self._again(line, message, await work.in_turn(held, message))
+        finally:
+            end_turn()
+
+    def _waits_for_turn(self, line: Line) -> bool:
+        """Set a line aside that begins with a suspect while another waits for its turn."""
+        first = line.first
+        if not isinstance(first, Message) or first.entry_id not in line.held.suspects:
+            return False
+        if line.held.closing or first.entry_id in line.held.waits:
+            return False
+        if self._next_suspect is None:
+            self._next_suspect = line
+            return False
+        self._aside.append(line)
+        return True
+
+    def _call_next_suspect(self) -> None:
+        self._next_suspect = None
+        if self._aside:
+            self._ready.append(self._aside.popleft())
+            self._wake()
 
     def _again(self, line: Line, message: Message, wait_s: float | None) -> float | None:
         if wait_s is None:
@@ -190,6 +239,11 @@ class KeyedRunner:
         """Let lines that wait for a retry end now, as their partition closes."""
         for line in [line for line in self._waiting if line.held is held]:
             self._due(line)
+        aside = [line for line in self._aside if line.held is held]
+        for line in aside:
+            self._aside.remove(line)
+        self._ready.extend(aside)
+        self._wake()
 
     def _advance(self, line: Line) -> None:
         held = line.held

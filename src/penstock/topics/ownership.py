@@ -196,7 +196,12 @@ class Ownership:
         if not epoch:
             return False
         claim = Claim(
-            self._client, self._make_source(index), owner=self.name, epoch=epoch, ttl_s=self._ttl_s
+            self._client,
+            self._make_source(index),
+            owner=self.name,
+            epoch=epoch,
+            ttl_s=self._ttl_s,
+            counts_starts=self._subscription.counts_starts,
         )
         held = Held(claim, self._counts, self._room)
         held.held_since(sent_at)

@@ -13,6 +13,7 @@ from penstock.quiet import RateLimitedLog
 from penstock.topics.barrier import Barriers
 from penstock.topics.claim import Left
 from penstock.topics.held import Held, Item, entry_id
+from penstock.topics.ownership import RENEWALS_PER_LEASE
 from penstock.topics.work import Work
 
 __all__ = ["Recovery"]
@@ -136,6 +137,12 @@ class Recovery:
             held.inherited.add(left.id)
             if left.wait_ms:
                 held.waits[left.id] = left.wait_ms / 1000
+            if left.is_suspect:
+                held.suspects.add(left.id)
+                if left.attempts >= self._work.policy.max_attempts:
+                    # If its process lives, it learns by its next beat that it has lost the
+                    # partition, and takes the attempt back.
+                    held.waits[left.id] = 2 * held.claim.ttl_s / RENEWALS_PER_LEASE
         return message
 
     def in_hand(self, held: Held) -> set[bytes]:

@@ -53,6 +53,10 @@ class SerialRunner:
         """What was taken from the queue and has not ended, as far as can be told from here."""
         return self._chunks.get(held, [])
 
+    def running(self, held: Held) -> list[bytes]:  # noqa: ARG002  as the other runner
+        """Ids whose handlers go on although the partition was lost: they were cut short."""
+        return []
+
     def forget(self, held: Held) -> None:
         self._chunks.pop(held, None)
 
@@ -64,6 +68,7 @@ class SerialRunner:
         work, source, now = self._work, held.source, time.monotonic
         invoke, direct, decode = work.invoke, work.direct, source.decode
         finished, wake, deadline = held.finished.append, held.wake, held.deadline
+        plain_fields = work.plain_fields
         for place, item in enumerate(chunk):
             if held.closing or now() >= deadline:
                 if not await held.until_certain():
@@ -71,7 +76,7 @@ class SerialRunner:
                 deadline = held.deadline
             if type(item) is list:
                 id_, fields = item
-                if fields[0] == PAYLOAD and len(fields) <= PLAIN_FIELDS:
+                if fields[0] == PAYLOAD and len(fields) <= plain_fields:
                     try:
                         if direct is not None:
                             outcome = await direct(decode(fields[1]))
@@ -99,19 +104,29 @@ class SerialRunner:
         if isinstance(item, Message) and item.entry_id in held.waits:
             await self._again(held, item, held.waits.pop(item.entry_id), first=True)
             return
-        wait_s = await self._work.special(held, item)
+        wait_s = await self._in_turn(held, item)
         if wait_s is not None:
             message = item if isinstance(item, Message) else Message(held.source, *item)
             await self._again(held, message, wait_s)
+
+    async def _in_turn(self, held: Held, item: Item) -> float | None:
+        """Handle what is not a plain first delivery; a suspect waits for its turn."""
+        if not isinstance(item, Message) or item.entry_id not in held.suspects:
+            return await self._work.special(held, item)
+        end_turn = await self._work.turns.take()
+        try:
+            return await self._work.in_turn(held, item)
+        finally:
+            end_turn()
 
     async def _again(
         self, held: Held, message: Message, wait_s: float | None, *, first: bool = False
     ) -> None:
         """Let a failed message come back: by the retry loop, or here, so that nothing overtakes."""
-        if wait_s is not None and not self._in_order:
-            held.retry_in(message.entry_id, wait_s)
-            return
         while wait_s is not None:
+            if not self._in_order and not first:
+                held.retry_in(message.entry_id, wait_s)
+                return
             if not await held.wait_open(wait_s):
                 return
             if not first:
@@ -119,7 +134,7 @@ class SerialRunner:
                     held.source, message.entry_id, message.fields, message.attempt + 1
                 )
             first = False
-            wait_s = await self._work.special(held, message)
+            wait_s = await self._in_turn(held, message)
 
     async def _in_a_thread(self, held: Held, chunk: list[Item]) -> int:
         """As `_one_by_one` for a handler that blocks: one hop for as many as the pace allows."""
@@ -131,7 +146,9 @@ class SerialRunner:
                 return place
             run = [
                 Message(held.source, *item)
-                for item in _plain_items(chunk[place : place + self._pace.hop])
+                for item in _plain_items(
+                    chunk[place : place + self._pace.hop], self._work.plain_fields
+                )
             ]
             if not run or self._work.subscription.timeout_s is not None:
                 await self._special(held, chunk[place])
@@ -155,7 +172,7 @@ class SerialRunner:
             if held.closing:
                 break
             try:
-                outcome = self._work.handler.invoke(message)
+                outcome = self._work.call_in_thread(message)
             except BaseException as error:  # noqa: BLE001  it becomes a recorded outcome
                 outcome = handler_error(error)
             outcomes.append(outcome)
@@ -171,9 +188,9 @@ class SerialRunner:
                 time.monotonic() >= held.deadline and not await held.until_certain()
             ):
                 return place
-            run = _plain_items(chunk[place : place + most])
+            run = _plain_items(chunk[place : place + most], PLAIN_FIELDS)
             if run:
-                await self._one_batch(held, run)
+                await self._one_batch(held, await self._counted(held, run))
                 place += len(run)
             else:
                 # What was delivered before comes alone: perhaps it is what crashed its batch.
@@ -181,7 +198,20 @@ class SerialRunner:
                 place += 1
         return place
 
+    async def _counted(self, held: Held, run: list[Any]) -> list[Any]:
+        """What of a batch may begin; where every start is counted, that is done here."""
+        if not self._work.counts_starts:
+            return run
+        messages = [Message(held.source, *item) for item in run]
+        may_begin = {message.entry_id for message in await held.begin(messages)}
+        for id_, _ in run:
+            if id_ not in may_begin and not held.lost:
+                held.done(id_)  # trimmed away, or settled by somebody else
+        return [item for item in run if item[0] in may_begin]
+
     async def _one_batch(self, held: Held, run: list[Any]) -> None:
+        if not run:
+            return
         work, decode = self._work, held.source.decode
         messages: list[Message] = []
         try:
@@ -219,10 +249,10 @@ class SerialRunner:
             await self._ended(held, message, error)
 
 
-def _plain_items(items: list[Item]) -> list[Any]:
+def _plain_items(items: list[Item], most_fields: int) -> list[Any]:
     """The first deliveries at the head of `items`."""
     for place, item in enumerate(items):
-        if type(item) is not list or item[1][0] != PAYLOAD or len(item[1]) > PLAIN_FIELDS:
+        if type(item) is not list or item[1][0] != PAYLOAD or len(item[1]) > most_fields:
             return items[:place]
     return items
 

@@ -100,6 +100,15 @@ class Subscription:
         return self.ordered_retries and self.ordering != "none"
 
     @property
+    def counts_starts(self) -> bool:
+        """Whether even a first attempt is counted before it begins, at the price of a round trip.
+
+        Elsewhere what was merely fetched loses an attempt when its process dies; with a single
+        attempt it would be given up for that.
+        """
+        return self.retry.max_attempts == 1
+
+    @property
     def start_id(self) -> str:
         return {"earliest": "0", "latest": "$"}.get(self.start, position_in(self.start))
 

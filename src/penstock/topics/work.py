@@ -8,14 +8,13 @@ import logging
 from collections.abc import Awaitable, Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
-from weakref import WeakKeyDictionary
 
 from penstock.clock import SYSTEM_CLOCK
 from penstock.delivery.failure_log import Attempt, FailureLog
 from penstock.delivery.failures import Failure
 from penstock.delivery.outcomes import handler_error
 from penstock.delivery.retries import DeathReason, GiveUp, RetryIn
-from penstock.errors import DecodeError
+from penstock.errors import DecodeError, PenstockError
 from penstock.quiet import RateLimitedLog
 from penstock.redis.client import Client
 from penstock.topics.barrier import Barriers
@@ -36,14 +35,12 @@ from penstock.topics.message import (
 )
 from penstock.topics.outcomes import failures_in
 from penstock.topics.subscription import Subscription
+from penstock.topics.turns import turns_of
 
 __all__ = ["DEFAULT_CONCURRENCY", "PLAIN_FIELDS", "Work"]
 
 logger = logging.getLogger(__name__)
 quiet = RateLimitedLog(logger)
-
-# Shared by all consumers of a client: a crash takes them all down.
-_locks: WeakKeyDictionary[Client, asyncio.Lock] = WeakKeyDictionary()
 
 DEFAULT_CONCURRENCY = 32
 PLAIN_FIELDS = 6
@@ -77,12 +74,21 @@ class Work:
             )
         self.invoke: Callable[[Any], Awaitable[Any]] = self._limited(self._in_loop())
         """Runs the handler on a message (a list of them for a batch)."""
+        self.counts_starts = subscription.counts_starts
+        self.plain_fields = 0 if self.counts_starts else PLAIN_FIELDS
+        """Most names and values of an entry whose handler may be called without further ado."""
+        self.turns = turns_of(client)
+        """Turns of messages that may have ended a process."""
+        self._in_threads: set[tuple[int, bytes]] = set()
+        """Partition and id of messages whose handlers run in threads now."""
+        self._outlived: dict[tuple[int, bytes], Held] = {}
+        """Handlers that still run although their partition was lost."""
+        self._loop = asyncio.get_running_loop()
         quick = handler.is_async and subscription.timeout_s is None
         self.direct = handler.direct if quick else None
         """The handler itself, where payloads are all it takes and nothing has to be around it."""
         self._client = client
         self._failure_log = FailureLog("topic", topic, client.settings)
-        self._alone = _locks.setdefault(client, asyncio.Lock())
 
     def close(self) -> None:
         self._failure_log.flush()
@@ -105,7 +111,7 @@ class Work:
         if message.attempt > self.policy.max_attempts:
             await self._give_up(held, message, GiveUp(DeathReason.EXHAUSTED), ())
             return None
-        return await self.handle(held, message)
+        return await (self._begin if self.counts_starts else self.handle)(held, message)
 
     async def handle(self, held: Held, message: Message) -> float | None:
         """Run the handler and see to the outcome."""
@@ -149,6 +155,8 @@ class Work:
         now_ms = SYSTEM_CLOCK.wall_ms()
         failure = Failure.of(error, message.attempt, now_ms)
         failures = (*held.history.get(message.entry_id, ())[:1], failure)
+        held.history[message.entry_id] = failures
+        held.begun.discard(message.entry_id)
         if isinstance(error, DecodeError) and _is_undecodable(message):
             decision = GiveUp(DeathReason.UNDECODABLE)
         else:
@@ -157,7 +165,6 @@ class Work:
         self._failure_log.failed(self._attempt_of(message), failure, error, next_s=next_s)
         error.__traceback__ = None  # told; kept, it would hold on to all the handler's variables
         if isinstance(decision, RetryIn):
-            held.history[message.entry_id] = failures
             await held.retry_later(message, decision.seconds, failures)
             return decision.seconds
         await self._give_up(held, message, decision, failures)
@@ -188,21 +195,34 @@ class Work:
             await self._give_up(held, message, *self._crash_verdict(held, message))
             return None
         if message.attempt > self.policy.max_attempts:
+            await self._count_again(held, message)
+        if message.attempt > self.policy.max_attempts:
             await self._give_up(held, message, *self._crash_verdict(held, message))
             return None
-        if not self._is_suspect(held, message):
-            return await self._begin(held, message)
-        async with self._alone:
-            return None if held.closing else await self._begin(held, message)
+        return None if held.closing else await self._begin(held, message)
+
+    async def _count_again(self, held: Held, message: Message) -> None:
+        """Ask how many attempts are counted by now: some may have been taken back meanwhile."""
+        for left in await held.pending(message.entry_id.decode(), 1):
+            if left.id == message.entry_id:
+                message.attempt = left.attempts + 1
+
+    async def in_turn(self, held: Held, message: Message) -> float | None:
+        """Handle a suspect during its turn, which is over when the server knows how it ended.
+
+        Otherwise the next one could take the process down, and this one would be charged for it.
+        """
+        wait_s = await self._again(held, message)
+        await held.settle()
+        return wait_s
 
     async def _begin(self, held: Held, message: Message) -> float | None:
         """Count the attempt, then make it."""
-        begun = await held.begin(message)
-        held.returning.discard(message.entry_id)
-        if not begun:
+        if await held.begin([message]):
+            return await self.handle(held, message)
+        if not held.lost:
             self.succeeded(held, message)  # trimmed away, or settled by somebody else
-            return None
-        return await self.handle(held, message)
+        return None
 
     async def _is_buried(self, held: Held, message: Message) -> bool:
         """Whether an earlier owner got as far as the dead letter, and crashed then."""
@@ -212,16 +232,37 @@ class Work:
         found = await held.surely("look", lambda: self._client.call("HEXISTS", index, place))
         return bool(found)
 
-    def _is_suspect(self, held: Held, message: Message) -> bool:
-        """Whether this is the last attempt, and nobody saw how the one before ended.
+    # ---- when the partition is lost, and the process lives
 
-        Perhaps the message took its process down, perhaps one that ran beside it did. Only one
-        such runs at a time, so that the next crash convicts none but the guilty.
+    async def lost(self, held: Held, fetched: Iterable[bytes], running: Iterable[bytes]) -> None:
+        """Take back the attempts at what a lost partition had in hand: nobody died.
+
+        `fetched` are first deliveries that did not fail, `running` those whose handlers go on:
+        their attempts are taken back when they end.
         """
-        if message.attempt != self.policy.max_attempts:
-            return False
-        failures = held.history.get(message.entry_id, ())
-        return not failures or failures[-1].attempt < message.attempt - 1
+        partition = held.source.partition
+        ids = held.begun | held.unsettled_ids()
+        if not self.counts_starts:
+            ids.update(fetched)
+        threads = {id_ for index, id_ in self._in_threads.copy() if index == partition}
+        late = ids.intersection(threads.union(running))
+        self._outlived |= {(partition, id_): held for id_ in late}
+        for id_ in threads & late:
+            if (partition, id_) not in self._in_threads:  # it has ended in this very moment
+                del self._outlived[partition, id_]
+                late.discard(id_)
+        await held.uncharge(sorted(ids - late))
+
+    async def ended_late(self, held: Held, id_: bytes) -> None:
+        """A handler has ended that was still running when its partition was lost."""
+        place = (held.source.partition, id_)
+        if self._outlived.get(place) is held:
+            del self._outlived[place]
+            if not held.history.get(id_):
+                try:
+                    await held.uncharge([id_])
+                except PenstockError as error:
+                    logger.info("%s: message %s stays charged: %s", held, id_.decode(), error)
 
     @staticmethod
     def _passes_over(held: Held, fields: Fields) -> bool:
@@ -240,7 +281,7 @@ class Work:
         crash = Failure(
             error_class="",
             message=f"attempt {made} ended without an outcome: its process crashed, was killed or "
-            "lost the partition",
+            "has been standing still",
             stack="",
             fingerprint=DeathReason.CRASHED,
             at_ms=SYSTEM_CLOCK.wall_ms(),
@@ -315,13 +356,27 @@ class Work:
     def _call(self, message: Any) -> Any:
         """Runs in a thread."""
         try:
-            return self.handler.invoke(message)
+            return self.call_in_thread(message)
         except StopIteration as error:
             # No future can hold it: whoever waits for the thread would wait for ever.
             raise RuntimeError("the handler raised StopIteration") from error
         except (SystemExit, KeyboardInterrupt, GeneratorExit) as error:
             # Where it is awaited it would be taken for the end of the worker.
             raise handler_error(error) from error
+
+    def call_in_thread(self, message: Message | list[Message]) -> Any:
+        """Call the handler, in a thread. It cannot be cut short when its partition is lost."""
+        called = [message] if isinstance(message, Message) else message
+        places = [(one.partition, one.entry_id) for one in called]
+        self._in_threads.update(places)
+        try:
+            outcome = self.handler.invoke(message)
+        finally:
+            self._in_threads.difference_update(places)
+        for place in places:
+            if (held := self._outlived.get(place)) is not None:
+                asyncio.run_coroutine_threadsafe(self.ended_late(held, place[1]), self._loop)
+        return outcome
 
     def _limited(self, invoke: Callable[[Any], Awaitable[Any]]) -> Callable[[Any], Awaitable[Any]]:
         timeout_s = self.subscription.timeout_s

@@ -142,13 +142,21 @@ class Desk:
             failed=[part for id_ in ids for part in (id_, wait_ms, "[]")],
         )
 
-    async def begin(self, epoch: int, ids: list[str], attempt: int = 2) -> Any:
+    async def begin(
+        self, epoch: int, ids: list[str], attempt: int = 2, not_attempts: int = 0
+    ) -> Any:
         return await self.scripts.begin(
             **self._keys("epochs", "stream", "retry"),
             group=GROUP,
             epoch=epoch,
             consumer=CONSUMER,
-            attempts=[part for id_ in ids for part in (id_, attempt)],
+            not_attempts=not_attempts,
+            known=[part for id_ in ids for part in (id_, attempt - 1)],
+        )
+
+    async def uncharge(self, ids: list[str]) -> int:
+        return await self.scripts.uncharge(
+            stream=self.keys.stream, group=GROUP, consumer=CONSUMER, ids=ids
         )
 
     async def pending(self, epoch: int, count: int = 200) -> Any:

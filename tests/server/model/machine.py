@@ -382,7 +382,26 @@ class TopicMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.hands)
     @rule(choice=any_number)
     def crash(self, choice: int) -> None:
-        self.hands.pop(choice % len(self.hands))
+        """An owner ends; one that has lost its partition by then takes back what it had fetched."""
+        hand = self.hands.pop(choice % len(self.hands))
+        share = self.truth.partitions[hand.index].shares.get(hand.group)
+        if self.current(hand) is not None or share is None or not hand.fresh:
+            return
+        fresh = [id_ for id_ in sorted(hand.fresh) if share.attempts.get(id_)]
+        lowered = self.do(
+            self.client.scripts.uncharge(
+                stream=self.keys(hand.index).stream,
+                group=hand.group,
+                consumer=CONSUMER,
+                ids=[spelled(id_) for id_ in sorted(hand.fresh)],
+            )
+        )
+        assert lowered == len(fresh)
+        for id_ in fresh:
+            due_ms = share.waiting.get(id_)
+            self.claim(hand, share, id_, share.attempts[id_] - 1)
+            if due_ms is not None and id_ in share.attempts:
+                share.waiting[id_] = due_ms
 
     # ---- what owners do with messages; those that own no more are refused
 
@@ -649,21 +668,22 @@ class TopicMachine(RuleBasedStateMachine):
         if not ids:
             return
         pending = share.attempts if share is not None else {}
-        attempts = [part for id_ in ids for part in (spelled(id_), pending.get(id_, 1) + 1)]
+        known = [part for id_ in ids for part in (spelled(id_), pending.get(id_, 1))]
         begun = self.do(
             self.client.scripts.begin(
                 **self.share_keys(hand.group, hand.index, "epochs", "stream", "retry"),
                 group=hand.group,
                 epoch=hand.epoch,
                 consumer=CONSUMER,
-                attempts=attempts,
+                not_attempts=0,
+                known=known,
             )
         )
         assert (begun == STALE) == (share is None)
         if share is None:
             return
         allowed = [id_ for id_ in ids if self.claim(hand, share, id_, pending.get(id_, 1) + 1)]
-        assert [numbers(id_) for id_ in begun] == allowed
+        assert begun == [share.attempts[id_] if id_ in allowed else 0 for id_ in ids]
         # What is not pending any more is settled, so that its failures are forgotten.
         self.settle_now(hand, [id_ for id_ in ids if id_ not in allowed], Place.LOST)
         hand.begun.update(allowed)

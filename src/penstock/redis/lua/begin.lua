@@ -1,5 +1,8 @@
 -- begin: count an attempt at messages before it is made.
 --
+-- The count is raised, not set: an earlier owner that lives may be lowering it (see uncharge). A
+-- repeat of a call whose answer was lost finds it raised, and leaves it.
+--
 -- Flags: allow-oom  a full server must drain
 -- Unchecked: every message passes here; what it reads first, or writes, is looked at
 --
@@ -9,9 +12,10 @@
 -- ARGV[1]  str     group
 -- ARGV[2]  int     the owner's epoch
 -- ARGV[3]  str     consumer under which messages are pending
--- ARGV[4..]  str   id, number of the attempt; the next id, …
+-- ARGV[4]  int     deliveries that were not attempts: 1 if every start is counted here, else 0
+-- ARGV[5..]  str   id, attempts that the caller knows of; the next id, …
 --
--- Returns  list  the ids that may be begun; one that is missing is not pending any more
+-- Returns  list  for each id the number of the attempt, 0 if the message is not pending any more
 --          -1    the partition is not the caller's any more; nothing written
 
 -- Include: types
@@ -20,13 +24,21 @@ if type(epoch) == 'table' then return fault_in('HASH', KEYS[1]) end
 if epoch ~= ARGV[2] then return -1 end
 local fault = fault_in('ZSET', KEYS[3])
 if fault then return fault end
-local begun = {}
-for i = 4, #ARGV, 2 do
-  local claimed = redis.pcall('XCLAIM', KEYS[2], ARGV[1], ARGV[3], 0, ARGV[i],
-    'RETRYCOUNT', ARGV[i + 1], 'JUSTID')
+local others, numbers = tonumber(ARGV[4]), {}
+for i = 5, #ARGV, 2 do
+  local found = redis.pcall('XPENDING', KEYS[2], ARGV[1], ARGV[i], ARGV[i], 1)
   -- Whether there is such a stream and group shows with the first.
-  if claimed.err then return fault_in('STREAM', KEYS[2]) or claimed end
+  if found.err then return fault_in('STREAM', KEYS[2]) or found end
+  local pending, number = found[1], 0
+  if pending then
+    number = math.max(0, pending[4] - others)
+    if number <= tonumber(ARGV[i + 1]) then number = number + 1 end
+    -- What was trimmed from the stream is not claimed.
+    local claimed = redis.call('XCLAIM', KEYS[2], ARGV[1], ARGV[3], 0, ARGV[i],
+      'RETRYCOUNT', number + others, 'JUSTID')
+    if not claimed[1] then number = 0 end
+  end
   redis.call('ZREM', KEYS[3], ARGV[i])
-  if claimed[1] then begun[#begun + 1] = claimed[1] end
+  numbers[#numbers + 1] = number
 end
-return begun
+return numbers
