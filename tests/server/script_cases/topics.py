@@ -171,8 +171,16 @@ TOPICS = Engine(
         ],
         "begin": [
             call(
-                "begin", "epochs stream retry", **HELD, consumer="c", attempts=["1-0", 2, "3-0", 1]
+                "begin",
+                "epochs stream retry",
+                **HELD,
+                consumer="c",
+                not_attempts=0,
+                known=["1-0", 1, "3-0", 0],
             )
+        ],
+        "uncharge": [
+            call("uncharge", "stream", group=HELD["group"], consumer="c", ids=["1-0", "3-0"])
         ],
         "pending_page": [
             call("pending_page", "epochs stream retry failures", **HELD, start="-", count=9)
