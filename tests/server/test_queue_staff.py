@@ -1,11 +1,13 @@
 """Which jobs a worker takes, which it leaves to others, and how it ends."""
 
 import asyncio
+import json
 
 import pytest
 from tests.workplace import counters, in_hand, letters, record, stored
 
-from penstock import ConfigError, current_job
+from penstock import ConfigError, Fixed, RetryPolicy, current_job
+from penstock.queues.consumer import QueueConsumer
 from penstock.queues.options import Admission
 from penstock.testing.eventually import eventually
 
@@ -182,3 +184,62 @@ async def test_a_consumer_that_fails_is_started_again_beside_the_others(workplac
     await app.send("note.mail", ("again",), queue="mail")
     await eventually(lambda: ran[2:] == ["again"])
     assert worker.failures == []
+
+
+class Unspeakable(Exception):
+    """An error of a user whose own code is broken."""
+
+    @property
+    def error_code(self) -> str:
+        raise ZeroDivisionError
+
+    @property
+    def suggestions(self) -> list[object]:
+        return [self]
+
+    def __str__(self) -> str:
+        raise ZeroDivisionError
+
+
+async def test_an_error_whose_own_code_fails_is_a_failure_like_any_other(workplace):
+    app, ran = await workplace.open(), []
+
+    @app.task(queue="mail", retry=RetryPolicy(max_attempts=2, backoff=Fixed(0.01)))
+    async def fail() -> None:
+        ran.append(1)
+        raise Unspeakable
+
+    await fail.send()
+    worker = await workplace.start(app)
+    (letter,) = await eventually(lambda: letters(fail.queue))
+    assert json.loads(letter)["reason"] == "exhausted"
+    assert (len(ran), worker.readiness().ready) == (2, True)
+
+
+async def test_a_job_on_which_penstock_itself_fails_is_buried_and_stops_no_other(workplace):
+    app, ran = await workplace.open(), []
+
+    @app.task(queue="mail")
+    async def note(number: int) -> None:
+        ran.append(number)
+
+    worker = app.worker()
+    [consumer] = [one for one in worker._work if isinstance(one, QueueConsumer)]
+    find = consumer._work.performer_of
+
+    def find_with_a_bug(item):
+        if item.id == "poison":
+            raise ZeroDivisionError("a bug of ours")
+        return find(item)
+
+    consumer._work.performer_of = find_with_a_bug
+    await note.with_options(job_id="poison").send(1)
+    await note.send_many([(2,), (3,)])
+    running = asyncio.create_task(worker.run())
+    await eventually(lambda: ran == [2, 3])
+    (letter,) = await eventually(lambda: letters(note.queue))
+    said = json.loads(letter)
+    assert (said["id"], said["reason"], said["error"]) == ("poison", "fatal", "a bug of ours")
+    assert worker.readiness().ready
+    await worker.stop()
+    assert await running == 0

@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, suppress
 from contextvars import copy_context
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import msgspec
 
@@ -226,6 +226,7 @@ class Work:
             job.named(),
             exc_info=error,
         )
+        job.max_attempts = job.max_attempts or job.attempt
         await self._give_up(job, GiveUp(DeathReason.FATAL), error)
 
     # ---- from function to end
@@ -373,15 +374,25 @@ def _error_fields(failure: Failure, error: Exception | None) -> list[Argument]:
 
 
 def _error_code(error: Exception | None) -> str:
-    code = getattr(error, "error_code", "")
+    code = _attribute(error, "error_code")
     return code[:100] if isinstance(code, str) else ""
 
 
 def _suggestions(error: Exception | None) -> list[str]:
-    told = getattr(error, "suggestions", None)
+    told = _attribute(error, "suggestions")
     if not isinstance(told, (list, tuple)):
         return []
-    return [_text(str(one)[:500]).decode() for one in told[:20]]  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType]
+    try:
+        return [_text(str(one)[:500]).decode() for one in cast("list[object]", told)[:20]]
+    except Exception:  # noqa: BLE001  as below
+        return []
+
+
+def _attribute(error: Exception | None, name: str) -> object:
+    try:
+        return getattr(error, name, None)
+    except Exception:  # noqa: BLE001  a user's property may raise anything, and decides nothing here
+        return None
 
 
 def _text(value: str) -> bytes:
