@@ -133,3 +133,21 @@ async def test_what_was_found_is_logged(open_app, valkey_server, consume, caplog
     await eventually(lambda: notes.seen == [("taken", 1)])
     await eventually(lambda: "1 messages were delivered but did not arrive" in caplog.text)
     assert [one.levelname for one in caplog.records if "arrive" in one.message] == ["WARNING"]
+
+
+async def test_a_server_that_has_forgotten_the_latest_fence_is_read_on(open_app, place, consume):
+    """A replica that took over, or a server that lost its last second, knows an earlier one."""
+    app, notes = await open_app(place), Notes()
+    orders = app.topic("orders", type=str, partitions=1)
+    consumer = await consume(orders, notes)
+    await eventually(lambda: [held.readable for held in consumer._serving] == [True])
+    [held] = consumer._serving
+    held.suspect_strays()
+    await eventually(lambda: held.readable)
+    keys = app.redis.keys.partition("orders", 0)
+    assert held.fence == keys.fence("group", held.epoch + 1)
+    await app.redis.call("HDEL", keys.epochs, "group:fence")
+    await app.redis.call("DEL", held.fence)
+    await orders.send("next")
+    await eventually(lambda: notes.seen == [("next", 1)])
+    assert consumer.counts.leases_lost == 0

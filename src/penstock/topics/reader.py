@@ -242,11 +242,16 @@ class Reader:
             by_stream[stream].put(entries)
 
     async def _refused(self, error: CommandRefused, helds: Sequence[Held]) -> None:
-        """A fence is gone, or the group itself. Whose fence, the renewal of the leases tells."""
+        """A fence is gone, or the group itself. Whose fence, the renewal of the leases tells.
+
+        A server that has forgotten the latest one, as after a failover, is given another.
+        """
         if not str(error).startswith(("NOGROUP", "UNBLOCKED")):
             raise error
         await asyncio.gather(*(held.renew() for held in helds))
         for held in helds:
             if f"'{held.stream}'" in str(error) and not held.lost:
                 held.group_gone()
+            elif f"'{held.fence}'" in str(error) and not held.lost:
+                held.suspect_strays()
         await asyncio.sleep(_FIRST_PAUSE_S)
