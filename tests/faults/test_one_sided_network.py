@@ -90,7 +90,7 @@ async def behind(namespace, fault_proxy):
 async def running(app):
     """A worker of the application, ready."""
     worker = app.worker()
-    task = asyncio.create_task(worker.run(signals=False))
+    task = asyncio.create_task(worker.run())
     try:
         await eventually(lambda: worker.readiness().ready, 10)
         yield worker
@@ -436,6 +436,21 @@ async def test_five_hundred_one_sided_resets_under_load(behind, valkey_server, n
     if subject.in_order:
         figure("one-sided network", f"{title}: out of order", disorder, "", "<=", 0)
     figure("one-sided network", f"{title}: slowest", max(recoveries_s), "s", "<=", RECOVERY_S)
+
+
+async def test_claims_that_are_lost_together_cost_one_pause(behind, valkey_server):
+    app, near, proxy = await behind(valkey_server, **{"queues.prefetch": 1})
+    subject = QueueSubject()
+    async with subject.running(app, near):
+        proxy.blackhole(way="to_client")
+        for number in range(100):
+            await subject.put(number)
+        await asyncio.sleep(COMMAND_S / 2)  # as many claims as may be are under way
+        proxy.cut(reset=True)
+        proxy.heal()
+        await eventually(lambda: len(subject.seen) >= 100, RECOVERY_S + LOADED_S)
+        await eventually(subject.is_over)
+    assert sorted(subject.seen) == list(range(100))
 
 
 async def test_a_claim_that_arrives_after_the_look_for_it_is_found(behind, valkey_server):

@@ -165,8 +165,9 @@ class Life:
             self._note(None)
         except ServerError as error:
             if error.transient:
-                self._failures += 1
-                self._paused_until = time.monotonic() + retry_delay_s(self._failures)
+                if time.monotonic() >= self._paused_until:  # calls that fail together are one
+                    self._failures += 1
+                    self._paused_until = time.monotonic() + retry_delay_s(self._failures)
                 self._troubled(error)
             else:
                 self._fatal = error
