@@ -11,15 +11,13 @@ from typing import Final
 
 import msgspec
 
+from penstock.delivery.stored import whole_number
 from penstock.redis.client import Client
 
-__all__ = ["AUDIT_LENGTH", "Act", "default_who", "read_acts", "record_act"]
+__all__ = ["AUDIT_LENGTH", "Act", "default_who", "read_act", "read_acts", "record_act"]
 
 AUDIT_LENGTH: Final = 10_000
 """Acts kept, a few more at times. Scripts that record an act have the same number."""
-
-
-_MOST_DIGITS: Final = 18
 
 
 class Act(msgspec.Struct, frozen=True, kw_only=True):
@@ -55,16 +53,13 @@ async def read_acts(client: Client, audit: str, count: int = 100) -> list[Act]:
     """Return the last acts of the stream `audit`, the newest first. One round trip, O(count)."""
     entries = await client.call("XREVRANGE", audit, "+", "-", "COUNT", count)
     return [
-        _act(id_, dict(zip(fields[::2], fields[1::2], strict=False))) for id_, fields in entries
+        read_act(id_, dict(zip(fields[::2], fields[1::2], strict=False))) for id_, fields in entries
     ]
 
 
-def _whole(stored: bytes) -> int:
-    """A number as stored; 0 for what is none."""
-    return int(stored) if stored.isdigit() and len(stored) <= _MOST_DIGITS else 0
+def read_act(id_: bytes, fields: dict[bytes, bytes]) -> Act:
+    """One act, whatever its fields hold."""
 
-
-def _act(id_: bytes, fields: dict[bytes, bytes]) -> Act:
     def text(name: bytes) -> str:
         return fields.get(name, b"").decode(errors="backslashreplace")
 
@@ -73,6 +68,6 @@ def _act(id_: bytes, fields: dict[bytes, bytes]) -> Act:
         at_ms=int(id_.partition(b"-")[0]),
         who=text(b"who"),
         what=text(b"what"),
-        count=_whole(fields.get(b"count", b"0")),
+        count=whole_number(fields.get(b"count")),
         detail=text(b"detail"),
     )

@@ -30,6 +30,7 @@ LATEST: Final = "$"
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _LONGEST_S = LONGEST_WAIT.total_seconds()
 _MILLISECOND = timedelta(milliseconds=1)
+_LAST_MS = 253_402_300_799_999
 _LARGEST_PART = 2**64 - 1
 _ID = re.compile(r"(?:[0-9]{1,4}-(?=[0-9]{9,20}-))?([0-9]{1,20})(?:-([0-9]{1,20}))?")
 _NAMED = {"0": EARLIEST, "earliest": EARLIEST, LATEST: LATEST, "latest": LATEST}
@@ -77,7 +78,11 @@ def due_ms(delay: float | timedelta | None, at: datetime | float | None, now_ms:
 
 
 def iso_time(ms: int) -> str:
-    """Spell epoch milliseconds as scripts and Java's `Instant` do: `2026-07-01T08:00:00.123Z`."""
+    """Spell epoch milliseconds as scripts and Java's `Instant` do: `2026-07-01T08:00:00.123Z`.
+
+    A time before 1970 or after the year 9999, which somebody else chose, becomes the nearest one.
+    """
+    ms = min(max(ms, 0), _LAST_MS)
     moment = datetime.fromtimestamp(ms // 1000, UTC).replace(microsecond=ms % 1000 * 1000)
     return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
 

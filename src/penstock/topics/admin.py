@@ -8,6 +8,7 @@ from datetime import datetime
 
 import msgspec
 
+from penstock.delivery.stored import whole_number
 from penstock.errors import InvalidName, TopicMissing
 from penstock.redis.client import Client
 from penstock.redis.codec import Codec
@@ -22,7 +23,7 @@ from penstock.topics.facts import Facts, Options, Retention, ensure_topic, read_
 from penstock.topics.following import follow_topic
 from penstock.topics.growth import grow_topic
 from penstock.topics.identity import place_id
-from penstock.topics.looking import as_dict, ask, text
+from penstock.topics.looking import as_dict, ask_typed, text
 from penstock.topics.partitioners import Partitioner
 from penstock.topics.pending import list_pending
 from penstock.topics.views import (
@@ -73,8 +74,9 @@ class TopicAdmin:
         members = await self._client.call("SMEMBERS", self._client.keys.topics().registry)
         names = sorted(map(text, members))
         fit = [name for name in names if self._is_name(name)]
-        replies = await ask(
-            self._client, [("HMGET", self._client.keys.topic(name).meta, *_FACTS) for name in fit]
+        replies = await ask_typed(
+            self._client,
+            [("HMGET", self._client.keys.topic(name).meta, *_FACTS) for name in fit],
         )
         lines = [_line(name, reply) for name, reply in zip(fit, replies, strict=True)]
         lines += [TopicLine(name=name, partitions=0) for name in names if name not in fit]
@@ -305,10 +307,10 @@ class TopicAdmin:
 
     async def _ask_topic(self, name: str) -> tuple[int, int | None, int | None]:
         keys = self._client.keys.topic(name)
-        length, (created, updated) = await ask(
+        length, (created, updated) = await ask_typed(
             self._client, [("XLEN", keys.dlq), ("HMGET", keys.meta, "createdAt", "updatedAt")]
         )
-        return length, _ms(created), _ms(updated)
+        return length or 0, _ms(created), _ms(updated)
 
     async def _partitions(self, name: str, count: int) -> list[PartitionView]:
         commands: list[Command] = []
@@ -320,7 +322,7 @@ class TopicAdmin:
                 ("ZCARD", keys.delayed),
                 ("HGET", keys.counters, "lost"),
             ]
-        replies = await ask(self._client, commands, absent=True)
+        replies = await ask_typed(self._client, commands, absent=True)
         return [_partition(index, *replies[index * 4 : index * 4 + 4]) for index in range(count)]
 
     async def _trim_partition(self, name: str, index: int, wanted: Retention) -> list[int]:
@@ -343,19 +345,21 @@ class TopicAdmin:
 
 
 def _line(name: str, reply: Reply) -> TopicLine:
+    if reply is None:
+        return TopicLine(name=name, partitions=0)
     count, generation, growing, created, updated = reply
     return TopicLine(
         name=name,
-        partitions=int(count or 0),
-        generation=int(generation or (1 if count else 0)),
-        growing_to=int(growing or 0),
+        partitions=whole_number(count),
+        generation=whole_number(generation, 1 if count else 0),
+        growing_to=whole_number(growing),
         created_ms=_ms(created),
         updated_ms=_ms(updated),
     )
 
 
 def _partition(
-    index: int, stream: Reply, size: int | None, delayed: int, lost: bytes | None
+    index: int, stream: Reply, size: int | None, delayed: int | None, lost: bytes | None
 ) -> PartitionView:
     if stream is None:
         return PartitionView(index=index, length=0, bytes=0, is_missing=True)
@@ -368,10 +372,11 @@ def _partition(
         bytes=size or 0,
         first_id=place_id(index, first[0]) if first else None,
         last_id=None if last == "0-0" else place_id(index, last),
-        delayed=delayed,
-        lost=int(lost or 0),
+        delayed=delayed or 0,
+        lost=whole_number(lost),
     )
 
 
 def _ms(stored: bytes | None) -> int | None:
-    return int(stored) if stored and stored.isdigit() else None
+    ms = whole_number(stored, -1)
+    return None if ms < 0 else ms

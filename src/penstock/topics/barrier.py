@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 
 from penstock.errors import ServerError
 from penstock.redis.client import Client
@@ -13,18 +14,20 @@ __all__ = ["Barriers", "read_markers"]
 
 _LOOK_EVERY_S = 0.1
 
+_is_place = re.compile(rb"barrier:([0-9]{1,9}):([0-9]{1,9})").fullmatch
+_is_entry_id = re.compile(rb"[0-9]{1,20}-[0-9]{1,20}").fullmatch
+
 Markers = dict[int, dict[int, bytes]]
 """From generation to the id of its marker in each partition that was there before."""
 
 
 def read_markers(meta: list[bytes]) -> Markers:
-    """Markers among a topic's facts, as HGETALL returns them."""
+    """Markers among a topic's facts, as HGETALL returns them. What is not like one is left out."""
     markers: Markers = {}
     for name, value in zip(meta[::2], meta[1::2], strict=True):
-        word, _, place = name.partition(b":")
-        if word == b"barrier":
-            generation, _, index = place.partition(b":")
-            markers.setdefault(int(generation), {})[int(index)] = value
+        place = _is_place(name)
+        if place and _is_entry_id(value):
+            markers.setdefault(int(place[1]), {})[int(place[2])] = value
     return markers
 
 
@@ -34,9 +37,10 @@ class Barriers:
     def __init__(self, client: Client) -> None:
         self._client = client
 
-    async def passed(self, held: Held, generation: int) -> bool:
+    async def passed(self, held: Held, generation: int, marker: bytes | None = None) -> bool:
         """Wait for the barrier to open; False if the partition is to be given up meanwhile.
 
+        `marker` is the entry that was met. One that the growth did not write holds nothing up.
         What this partition has done is settled first, so that others can see it.
         """
         while not held.closing:
@@ -47,6 +51,9 @@ class Barriers:
             markers = read_markers(meta).get(generation)
             if markers is None and b"growing" not in meta[::2]:
                 return True  # nobody's growth: a foreign entry looks like a marker
+            own = markers and markers.get(held.source.partition)
+            if markers is not None and marker is not None and marker != own:
+                return True
             # Without markers in the facts the growth itself is not finished.
             if markers is not None and await self._is_open(held, markers):
                 return True
@@ -86,7 +93,7 @@ def _is_past(marker: bytes, group: str, groups: Reply, pending: Reply) -> bool:
         return False  # could not look
     for facts in groups:
         known = dict(zip(facts[::2], facts[1::2], strict=True))
-        if known[b"name"].decode() == group:
+        if known[b"name"] == group.encode():
             lowest = pending[1]
             delivered = _numbers(known[b"last-delivered-id"]) >= _numbers(marker)
             return delivered and (lowest is None or _numbers(lowest) >= _numbers(marker))

@@ -9,6 +9,7 @@ from penstock.errors import DecodeError
 from penstock.redis.client import Client
 from penstock.redis.codec import Codec
 from penstock.redis.keys.topics import PartitionKeys
+from penstock.topics.looking import ask_typed
 from penstock.topics.message import (
     ORIGINAL_SIZE,
     PAYLOAD_REF,
@@ -55,7 +56,10 @@ async def fetch_body(client: Client, message: Message) -> bytes | None:
     One round trip, none if there is no reference.
     """
     key = body_key(client.keys.partition(message.topic, message.partition), message.all_headers)
-    return None if key is None else await client.call("GET", key)
+    if key is None:
+        return None
+    (body,) = await ask_typed(client, [("GET", key)])
+    return body
 
 
 def show_payload(codec: Codec, raw: bytes | None, most_bytes: int = SHOWN_BYTES) -> PayloadView:

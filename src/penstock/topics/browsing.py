@@ -9,6 +9,7 @@ from datetime import UTC, datetime, timedelta
 
 import msgspec
 
+from penstock.delivery.stored import whole_number
 from penstock.errors import InvalidMessage
 from penstock.redis.client import Client
 from penstock.redis.codec import Codec
@@ -16,7 +17,7 @@ from penstock.redis.wire import Command
 from penstock.topics.bodies import SHOWN_BYTES, body_key, show_payload, without_reference
 from penstock.topics.facts import read_facts
 from penstock.topics.identity import MESSAGE_ID, identify, position_in
-from penstock.topics.looking import ask, id_numbers, text
+from penstock.topics.looking import ask, ask_typed, id_numbers, text
 from penstock.topics.message import (
     HEADERS,
     KEY,
@@ -29,7 +30,7 @@ from penstock.topics.message import (
 )
 from penstock.topics.views import BrowsePage, MessageView
 
-__all__ = ["Place", "browse_topic", "show_entries"]
+__all__ = ["Place", "browse_topic", "show_entries", "show_entry"]
 
 _MOST = 1_000
 _FETCHED = 8 * 1024 * 1024
@@ -100,20 +101,20 @@ async def show_entries(
     """Entries as people see them. Two round trips if payloads are stored beside, else none."""
     bodies = await _bodies(client, topic, entries, most_bytes)
     return [
-        _view(codec, place, fields, body, most_bytes)
+        show_entry(codec, place, fields, body, most_bytes)
         for (place, fields), body in zip(entries, bodies, strict=True)
     ]
 
 
-def _view(
+def show_entry(
     codec: Codec, place: Place, fields: Fields, body: _Body | None, most_bytes: int
 ) -> MessageView:
+    """One entry as people see it; `body` is its payload, if that is stored beside."""
     (ms, sequence), partition = place
     payload = show_payload(codec, body.data if body else field_of(fields, PAYLOAD), most_bytes)
     if body and body.size > len(body.data):
         payload = msgspec.structs.replace(payload, size=body.size, is_cut=True)
     key, target = field_of(fields, KEY), field_of(fields, TARGET_GROUP)
-    barrier = fields[1] if is_marker(fields) else None
     texts = [text(part) for part in fields]
     return MessageView(
         partition=partition,
@@ -123,7 +124,7 @@ def _view(
         key=None if key is None else text(key),
         headers=without_reference(decode_headers(field_of(fields, HEADERS))),
         target_group=None if target is None else text(target),
-        barrier=int(barrier) if barrier is not None and barrier.isdigit() else None,
+        barrier=whole_number(fields[1]) if is_marker(fields) else None,
         fields=dict(zip(texts[::2], texts[1::2], strict=False)) if payload.is_missing else None,
     )
 
@@ -137,9 +138,10 @@ async def _bodies(
         headers = decode_headers(field_of(fields, HEADERS))
         places.append(body_key(client.keys.partition(topic, index), headers))
     keys = [key for key in places if key is not None]
-    sizes = dict(zip(keys, await ask(client, [("STRLEN", key) for key in keys]), strict=True))
+    lengths = await ask_typed(client, [("STRLEN", key) for key in keys])
+    sizes = {key: size or 0 for key, size in zip(keys, lengths, strict=True)}
     ends = {key: -1 if size <= _FETCHED else most_bytes - 1 for key, size in sizes.items()}
-    parts = await ask(client, [("GETRANGE", key, 0, end) for key, end in ends.items()])
+    parts = await ask_typed(client, [("GETRANGE", key, 0, end) for key, end in ends.items()])
     bodies = {
         key: _Body(part, sizes[key]) for key, part in zip(ends, parts, strict=True) if sizes[key]
     }

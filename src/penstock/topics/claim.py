@@ -7,6 +7,8 @@ from collections.abc import Sequence
 import msgspec
 
 from penstock.delivery.failures import Failure
+from penstock.delivery.retries import MOST_ATTEMPTS
+from penstock.delivery.stored import read_json
 from penstock.errors import LeaseLost
 from penstock.redis.client import Client
 from penstock.redis.keys import PartitionKeys
@@ -14,13 +16,14 @@ from penstock.redis.scripts import Scripts
 from penstock.redis.wire import Argument, Reply
 from penstock.topics.message import Fields, Message, Source
 
-__all__ = ["CONSUMER", "Claim", "Left"]
+__all__ = ["CONSUMER", "Claim", "Left", "read_failures"]
 
 CONSUMER = "penstock"
 """The name under which all messages are pending: the lease says whose they are, so no names of
 dead consumers pile up in the group."""
 
 _STALE = -1
+_LAST_MS = 2**53
 
 
 class Left(msgspec.Struct, frozen=True):
@@ -231,12 +234,14 @@ class Claim:
     def _left(self, row: Reply) -> Left:
         id_, deliveries, wait_ms, failures, fields = row
         attempts = max(0, deliveries - self._not_attempts)
-        return Left(id_, attempts, wait_ms, _read_failures(failures), fields, deliveries > 0)
+        return Left(id_, attempts, wait_ms, read_failures(failures), fields, deliveries > 0)
 
 
-def _read_failures(stored: bytes) -> tuple[Failure, ...]:
+def read_failures(stored: bytes) -> tuple[Failure, ...]:
     """How earlier attempts failed; what cannot be read says nothing."""
-    try:
-        return msgspec.json.decode(stored, type=tuple[Failure, ...]) if stored else ()
-    except msgspec.DecodeError:
-        return ()
+    failures: tuple[Failure, ...] | None = read_json(stored, tuple[Failure, ...])
+    if failures and all(
+        0 <= one.at_ms <= _LAST_MS and 0 <= one.attempt <= MOST_ATTEMPTS for one in failures
+    ):
+        return failures
+    return ()

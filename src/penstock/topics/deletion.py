@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from penstock.delivery.stored import whole_number
 from penstock.errors import InvalidName, TopicError
 from penstock.redis.client import Client
 from penstock.redis.keys.names import check_name
 from penstock.redis.keys.reading import read_key
 from penstock.topics.bodies import payload_prefix
+from penstock.topics.facts import MOST_PARTITIONS
+from penstock.topics.foreign_keys import find_foreign
 from penstock.topics.groups import drop_group
-from penstock.topics.looking import as_dict, ask, text
+from penstock.topics.looking import as_dict, ask, ask_typed, text
 
 __all__ = ["delete_topic"]
 
@@ -25,19 +28,22 @@ async def delete_topic(client: Client, topic: str) -> bool:
     """
     keys = client.keys.topic(topic)
     registry = client.keys.topics().registry
-    meta, is_registered = await ask(
+    meta, is_registered = await ask_typed(
         client, [("HMGET", keys.meta, "partitionCount", "growing"), ("SISMEMBER", registry, topic)]
     )
-    count = max(int(number or 0) for number in meta)
+    count = min(max(map(whole_number, meta or (0,))), MOST_PARTITIONS)
+    foreign = [one.key for one in await find_foreign(client, topic)]
+    await _unlink(client, foreign)
     if count:
         # Written down before the facts are gone: a repeat has to find every partition.
         streams = [client.keys.partition(topic, index).stream for index in range(count)]
         await client.call("SADD", keys.partitions, *streams)
-    was_there = await client.call("UNLINK", keys.meta)
+    was_there = await client.call("UNLINK", keys.meta) or bool(foreign)
     indexes = await _partitions(client, topic)
     if not (was_there or is_registered or indexes):
         return False
     told = {text(name) for name in await client.call("HKEYS", keys.groups)}
+    told = set(filter(_is_name, told))
     groups = set(told)
     for index in indexes:
         groups |= await _drop_partition(client, topic, index, told)
@@ -61,7 +67,7 @@ async def _partitions(client: Client, topic: str) -> list[int]:
     for stream in await client.call("SMEMBERS", client.keys.topic(topic).partitions):
         read = read_key(stream, namespace)
         if read and read.arguments.get("topic") == topic and "index" in read.arguments:
-            found.append(int(read.arguments["index"]))
+            found.append(int(read.arguments["index"][:9]))
     return sorted(found)
 
 
@@ -69,6 +75,7 @@ async def _drop_partition(client: Client, topic: str, index: int, told: set[str]
     """Remove one partition; the groups that it knew."""
     keys = client.keys.partition(topic, index)
     seen: set[str] = set()
+    await _unlink(client, [one.key for one in await find_foreign(client, topic, (index,))])
     for _ in range(_MOST_TRIES):
         epochs, groups = await ask(
             client, [("HKEYS", keys.epochs), ("XINFO", "GROUPS", keys.stream)], absent=True
@@ -78,6 +85,8 @@ async def _drop_partition(client: Client, topic: str, index: int, told: set[str]
         for group in filter(_is_name, named):
             seen.add(group)
             await drop_group(client, topic, group, range(index, index + 1))
+        if odd := [name for name in epochs if not _is_name(text(name))]:
+            await client.call("HDEL", keys.epochs, *odd)
         left = 1
         while left > 0:
             left = await client.scripts.drop_partition(

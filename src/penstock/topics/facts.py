@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import logging
 import uuid
 from dataclasses import dataclass
 
 import msgspec
 
-from penstock.errors import InvalidMessage, TopicMismatch, TopicMissing
+from penstock.delivery.looking import text
+from penstock.delivery.stored import read_json
+from penstock.errors import InvalidMessage, TopicError, TopicMismatch, TopicMissing
+from penstock.quiet import RateLimitedLog
 from penstock.redis.client import Client
 from penstock.redis.wire import Reply
 
 __all__ = ["MOST_PARTITIONS", "Facts", "Options", "Retention", "ensure_topic", "read_facts"]
 
 MOST_PARTITIONS = 4096
+
+quiet = RateLimitedLog(logging.getLogger(__name__))
 
 
 class Retention(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -118,13 +124,30 @@ async def _ask(client: Client, topic: str, *, partitions: int, options: Options 
         options="" if options is None else msgspec.json.encode(options).decode(),
     )
     created, count, generation, life, growing_to, switch_ms, stored = reply
+    if not 0 <= count <= MOST_PARTITIONS:
+        raise TopicError(
+            f"topic {topic!r} has no readable number of partitions: partitionCount in the hash "
+            f"{client.keys.topic(topic).meta} is not from 1 to {MOST_PARTITIONS}"
+        )
     return Facts(
         name=topic,
         partitions=count,
-        generation=generation,
-        life=life.decode(),
-        growing_to=growing_to,
-        switch_ms=switch_ms,
-        options=msgspec.json.decode(stored, type=Options) if stored else Options(),
+        generation=max(1, generation) if count else 0,
+        life=text(life),
+        growing_to=growing_to if 0 < growing_to <= MOST_PARTITIONS else 0,
+        switch_ms=max(0, switch_ms),
+        options=read_options(topic, stored),
         created=bool(created),
     )
+
+
+def read_options(topic: str, stored: bytes) -> Options:
+    """Return the stored options; the defaults, by which nothing is dropped, if they are garbled."""
+    options: Options | None = read_json(stored, Options) if stored else Options()
+    if options is None:
+        quiet.warning(
+            f"{topic} options",
+            "the options stored with topic %s cannot be read, so nothing of it is trimmed",
+            topic,
+        )
+    return options or Options()

@@ -7,9 +7,8 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
-import msgspec
-
 from penstock.delivery.audit import record_act
+from penstock.delivery.stored import read_json, whole_number
 from penstock.delivery.times import resolve_position
 from penstock.errors import GroupMissing, InvalidName, TopicError
 from penstock.redis.client import Client
@@ -72,10 +71,8 @@ async def list_groups(client: Client, topic: str, only: str | None = None) -> li
 
 
 def _start(stored: bytes) -> str | None:
-    try:
-        return msgspec.json.decode(stored, type=Registration).start
-    except msgspec.DecodeError:
-        return None
+    registration: Registration | None = read_json(stored, Registration)
+    return registration and registration.start
 
 
 async def known_groups(client: Client, topic: str, partitions: int) -> list[str]:
@@ -165,7 +162,7 @@ async def _group_view(
                 settled_id=_id_in(part, settled),
                 owner=owner and text(owner),
                 lease_ms=None if owner is None else max(0, lease_ms),
-                epoch=int(part.epochs.get(group, 0)),
+                epoch=whole_number(part.epochs.get(group)),
                 is_missing=facts is None,
             )
         )
@@ -225,7 +222,7 @@ async def _members(client: Client, topic: str, group: str, clock_ms: int) -> lis
     longest_ms = client.settings.topics.lease_ttl_s * 1000
     views: list[MemberView] = []
     for name, beat in zip(map(text, beats[::2]), beats[1::2], strict=True):
-        silent_ms = max(0, clock_ms - int(float(beat)))
+        silent_ms = max(0, clock_ms - whole_number(beat.partition(b".")[0]))
         views.append(
             MemberView(
                 name=name,

@@ -65,7 +65,8 @@ class Lane:
         if isinstance(reply, bytes):
             return self._id_head + reply.decode()
         stored: bytes = reply[0]
-        return stored.decode() if is_delayed(stored) else self._id_head + stored.decode()
+        id_ = stored.decode(errors="backslashreplace")
+        return id_ if is_delayed(stored) else self._id_head + id_
 
 
 class Route(Protocol):

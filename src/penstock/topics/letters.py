@@ -9,6 +9,7 @@ library, whose letters have no others:
     messageId          the message's id, if that is not its place: partitionId-originalMessageId
     errorClass errorMessage stack fingerprint firstFailureMs lastFailureMs
     fields             every field of an entry that had no payload, as a JSON object
+    rawFields          the same as a MessagePack array, if some are no texts or have equal names
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import msgspec
 
 from penstock.clock import SYSTEM_CLOCK
 from penstock.delivery.failures import Failure
+from penstock.delivery.stored import whole_number
 from penstock.delivery.times import iso_time
 from penstock.errors import TopicMissing
 from penstock.redis.client import Client
@@ -43,6 +45,7 @@ __all__ = ["Letter", "bury", "index_field", "letter_fields"]
 
 _MAX_RETRIES = b"maxRetries"
 _TIMESTAMP = b"timestamp"
+_RAW_FIELDS = b"rawFields"
 
 
 class Letter:
@@ -60,8 +63,8 @@ class Letter:
         return None if value is None else value.decode(errors="backslashreplace")
 
     def number(self, name: str) -> int | None:
-        text = self.text(name) or ""
-        return int(text) if text.isascii() and text.isdigit() else None
+        value = whole_number(self.raw.get(name.encode()), -1)
+        return None if value < 0 else value
 
     @property
     def buried_ms(self) -> int:
@@ -95,6 +98,16 @@ class Letter:
     def fields(self) -> dict[str, str] | None:
         """Every field of an entry that had no payload."""
         return decode_headers(self.raw[b"fields"]) if b"fields" in self.raw else None
+
+    @property
+    def raw_fields(self) -> Fields | None:
+        """The same as it was stored, names and values in turn."""
+        try:
+            parts = msgspec.msgpack.decode(self.raw[_RAW_FIELDS], type=list[bytes])
+        except (KeyError, ValueError, RecursionError):
+            texts = (self.fields or {}).items()
+            parts = [part.encode() for item in texts for part in item]
+        return parts if parts and len(parts) % 2 == 0 else None
 
     @property
     def payload(self) -> bytes | None:
@@ -200,7 +213,10 @@ def letter_fields(
     if failures:
         letter |= _failure_fields(failures)
     if payload is None:
-        letter["fields"] = msgspec.json.encode(message.shown())
+        shown = message.shown()
+        letter["fields"] = msgspec.json.encode(shown)
+        if [part.encode() for item in shown.items() for part in item] != message.fields:
+            letter["rawFields"] = msgspec.msgpack.encode(message.fields)
     return [part for item in letter.items() for part in item]
 
 

@@ -2,9 +2,21 @@
 
 from __future__ import annotations
 
-from penstock.delivery.looking import as_dict, ask, now_ms, text
+from collections.abc import Sequence
 
-__all__ = ["as_dict", "ask", "id_numbers", "now_ms", "text"]
+from penstock.delivery.looking import as_dict, ask, is_wrong_type, now_ms, text
+from penstock.redis.client import Client
+from penstock.redis.wire import Command, Reply
+
+__all__ = ["as_dict", "ask", "ask_typed", "id_numbers", "now_ms", "text"]
+
+
+async def ask_typed(
+    client: Client, commands: Sequence[Command], *, absent: bool = False
+) -> list[Reply]:
+    """Ask as `ask` does; None stands for the refusal to look at a key of another type."""
+    replies = await ask(client, commands, absent=absent, typed=True)
+    return [None if is_wrong_type(reply) else reply for reply in replies]
 
 
 def id_numbers(id_: bytes | str) -> tuple[int, int]:

@@ -145,7 +145,7 @@ class Message:
 
 def is_marker(fields: Fields) -> bool:
     """Whether the entry is no message, but the place where the topic grew."""
-    return fields[0] == BARRIER and len(fields) == _ONE_FIELD
+    return fields[0] == BARRIER and len(fields) == _ONE_FIELD and fields[1].isdigit()
 
 
 def field_of(fields: Fields, name: bytes) -> bytes | None:
@@ -161,13 +161,12 @@ def decode_headers(text: bytes | None) -> dict[str, str]:
     if not text:
         return {}
     try:
-        headers = _headers_decoder.decode(text)
-    except msgspec.DecodeError:
+        return {
+            name: value if isinstance(value, str) else msgspec.json.encode(value).decode()
+            for name, value in _headers_decoder.decode(text).items()
+        }
+    except (ValueError, OverflowError, RecursionError):  # also: not UTF-8, or nested too deep
         return {}
-    return {
-        name: value if isinstance(value, str) else msgspec.json.encode(value).decode()
-        for name, value in headers.items()
-    }
 
 
 def encode_headers(headers: Mapping[str, str]) -> bytes:

@@ -19,6 +19,7 @@ from penstock.redis.wire import Command
 from penstock.topics.claim import Claim
 from penstock.topics.facts import Facts, read_facts
 from penstock.topics.held import Counts, Held
+from penstock.topics.looking import text
 from penstock.topics.message import Source
 from penstock.topics.registration import register_group
 from penstock.topics.room import Room
@@ -136,7 +137,7 @@ class Ownership:
         if reply is None:
             raise TopicMissing(self.topic)
         return {
-            name.decode(): read_member(about)
+            text(name): read_member(about)
             for name, about in zip(reply[::2], reply[1::2], strict=True)
         }
 
@@ -163,7 +164,7 @@ class Ownership:
         for index, reply in zip(indexes, replies, strict=True):
             if isinstance(reply, ServerError):
                 raise reply
-            owners.append((index, None if reply is None else reply.decode()))
+            owners.append((index, None if reply is None else text(reply)))
         return owners
 
     def _is_dead(self, owner: str | None, members: dict[str, Member]) -> bool:

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import msgspec
-
-from penstock.delivery.failures import Failure
 from penstock.errors import GroupMissing, InvalidMessage
 from penstock.redis.client import Client
 from penstock.redis.wire import Reply
+from penstock.topics.claim import read_failures
 from penstock.topics.facts import read_facts
 from penstock.topics.identity import identify
 from penstock.topics.looking import text
 from penstock.topics.views import PendingPage, PendingView
 
 __all__ = ["list_pending"]
-
-_failures = msgspec.json.Decoder(list[Failure])
 
 
 async def list_pending(
@@ -82,11 +78,8 @@ def _view(index: int, owner: bytes | None, line: Reply) -> PendingView:
 def _last_failure(stored: bytes) -> str | None:
     if not stored:
         return None
-    try:
-        failures = _failures.decode(stored)
-    except msgspec.DecodeError:
-        return text(stored)
-    return f"{failures[-1].error_class}: {failures[-1].message}" if failures else None
+    failures = read_failures(stored)
+    return f"{failures[-1].error_class}: {failures[-1].message}" if failures else text(stored)
 
 
 def _read_cursor(cursor: str | None) -> tuple[int, str]:

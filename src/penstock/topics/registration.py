@@ -7,11 +7,13 @@ import logging
 import msgspec
 
 from penstock.clock import SYSTEM_CLOCK
+from penstock.delivery.stored import read_json
+from penstock.delivery.times import EARLIEST, resolve_position
 from penstock.errors import TopicMissing
 from penstock.redis.client import Client
 from penstock.topics.facts import Facts
 
-__all__ = ["Registration", "register_group"]
+__all__ = ["Registration", "read_registration", "register_group"]
 
 logger = logging.getLogger(__name__)
 
@@ -28,6 +30,17 @@ class Registration(msgspec.Struct, frozen=True, kw_only=True):
     at_ms: int = 0
 
 
+def read_registration(stored: bytes, partitions: int) -> Registration:
+    """What is stored of a group; if that cannot be read, it begins where nothing is left out."""
+    known: Registration | None = read_json(stored, Registration)
+    if known is not None:
+        try:
+            resolve_position(known.start)
+        except ValueError:
+            known = None
+    return known or Registration(start=EARLIEST, partitions=partitions)
+
+
 async def register_group(client: Client, facts: Facts, group: str, start: str) -> None:
     """Make a group known everywhere. May be repeated; a group that is known stays where it is.
 
@@ -40,7 +53,7 @@ async def register_group(client: Client, facts: Facts, group: str, start: str) -
         mine = Registration(start=start, partitions=facts.partitions, at_ms=SYSTEM_CLOCK.wall_ms())
         await client.call("HSETNX", groups, group, msgspec.json.encode(mine))
         stored = await client.call("HGET", groups, group)
-    known = msgspec.json.decode(stored, type=Registration)
+    known = read_registration(stored, facts.partitions)
     for index in range(facts.partitions):
         keys = client.keys.partition(facts.name, index)
         outcome = await client.scripts.register_group(
@@ -48,7 +61,7 @@ async def register_group(client: Client, facts: Facts, group: str, start: str) -
             epochs=keys.epochs,
             commit=keys.commit,
             group=group,
-            start=known.start if index < known.partitions else "0",
+            start=resolve_position(known.start) if index < known.partitions else EARLIEST,
         )
         if outcome == _NO_STREAM:
             raise TopicMissing(facts.name)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from penstock.delivery.stored import whole_number
 from penstock.delivery.throttle import Throttle
 from penstock.errors import ServerError, TopicError, TopicMissing
 from penstock.redis.client import Client
@@ -15,6 +17,7 @@ from penstock.topics.bodies import body_key, without_reference
 from penstock.topics.entries import claimed_fields, message_fields
 from penstock.topics.identity import MESSAGE_ID
 from penstock.topics.letters import Letter
+from penstock.topics.looking import ask_typed, id_numbers, text
 from penstock.topics.message import (
     HEADERS,
     KEY,
@@ -28,12 +31,16 @@ from penstock.topics.once import publish_once
 from penstock.topics.partitioners import Partitioner, check_partition
 from penstock.topics.views import Replayed
 
-__all__ = ["ORIGINAL_ID", "Replay"]
+__all__ = ["ORIGINAL_ID", "Replay", "foreign_fields"]
 
 ORIGINAL_ID = "x-original-message-id"
 """The header by which the Java library tells a message that comes again."""
 
 _CHUNK = 100
+_MOST_PARTS = 4_000
+"""Names and values that a script can hand to one command: its stack is limited."""
+_OURS = (TARGET_GROUP, MESSAGE_ID, HEADERS)
+_is_entry_id = re.compile(r"[0-9]{1,20}-[0-9]{1,20}").fullmatch
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,15 +91,15 @@ class Replay:
             if isinstance(reply, ServerError):
                 raise reply
         facts = dict(zip(meta[::2], meta[1::2], strict=True))
-        self._count = int(facts.get(b"partitionCount", 0))
+        self._count = whole_number(facts.get(b"partitionCount"))
         if not self._count:
             raise TopicMissing(self._topic)
         if b"growing" in facts:
             raise TopicError(f"topic {self._topic!r} is growing; replay when that is done")
-        self._groups = frozenset(group.decode() for group in groups)
+        self._groups = frozenset(map(text, groups))
         # Messages before these were placed when the topic had fewer partitions.
-        markers = read_markers(meta).get(int(facts.get(b"generation", 1)), {})
-        self._moved_before = {index: _numbers(marker.decode()) for index, marker in markers.items()}
+        markers = read_markers(meta).get(whole_number(facts.get(b"generation"), 1), {})
+        self._moved_before = {index: id_numbers(marker) for index, marker in markers.items()}
 
     def result(self) -> Replayed:
         return Replayed(
@@ -157,7 +164,7 @@ class Replay:
         if body is None:
             body = await self._referred(letter)
         if body is None:
-            return _Ready(letter, partition, (*aim, *_foreign_fields(letter), *told))
+            return _Ready(letter, partition, (*aim, *foreign_fields(letter), *told))
         key = letter.raw.get(KEY)
         headers = _headers(letter)
         if len(body) <= self._client.settings.topics.claim_above:
@@ -173,7 +180,9 @@ class Replay:
         if headers.get(STORAGE_TYPE) != STORED_BESIDE:
             return None
         key = body_key(self._client.keys.partition(self._topic, letter.partition), headers)
-        body = None if key is None else await self._client.call("GET", key)
+        body = None
+        if key is not None:
+            (body,) = await ask_typed(self._client, [("GET", key)])
         if body is None:
             raise _Unfit("its payload was stored beside the stream and is gone")
         return body
@@ -188,7 +197,9 @@ class Replay:
 
     def _has_moved(self, letter: Letter) -> bool:
         marker = self._moved_before.get(letter.partition)
-        return marker is not None and _numbers(letter.entry_id) <= marker
+        if marker is None or not _is_entry_id(letter.entry_id):
+            return False
+        return id_numbers(letter.entry_id) <= marker
 
 
 def _stored_headers(letter: Letter) -> dict[str, str]:
@@ -203,16 +214,17 @@ def _headers(letter: Letter) -> dict[str, str]:
     return {**headers, ORIGINAL_ID: letter.entry_id or letter.id}
 
 
-def _foreign_fields(letter: Letter) -> tuple[Argument, ...]:
+def foreign_fields(letter: Letter) -> tuple[Argument, ...]:
     """Fields of an entry that had no payload, as they were."""
-    if letter.fields is None:
+    stored = letter.raw_fields
+    if stored is None:
         raise _Unfit("it has no payload")
-    ours = (TARGET_GROUP, MESSAGE_ID)
-    fields = {name: value for name, value in letter.fields.items() if name.encode() not in ours}
-    fields[HEADERS.decode()] = encode_headers(_headers(letter)).decode()
-    return tuple(part for item in fields.items() for part in item)
-
-
-def _numbers(id_: str) -> tuple[int, int]:
-    ms, _, sequence = id_.partition("-")
-    return (int(ms), int(sequence or 0)) if ms.isdigit() else (0, 0)
+    if len(stored) > _MOST_PARTS:
+        raise _Unfit(f"it has {len(stored) // 2:,} fields, more than can be stored again")
+    kept = [
+        part
+        for name, value in zip(stored[::2], stored[1::2], strict=True)
+        if name not in _OURS
+        for part in (name, value)
+    ]
+    return (*kept, HEADERS, encode_headers(_headers(letter)))

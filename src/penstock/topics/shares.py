@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
+from penstock.delivery.stored import read_json
+
 __all__ = ["Member", "candidates", "quota", "read_member"]
 
 
@@ -22,10 +24,8 @@ class Member(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 def read_member(about: bytes) -> Member:
     """What another consumer, perhaps of another version, said; the defaults if that is garbled."""
-    try:
-        return msgspec.json.decode(about, type=Member)
-    except msgspec.DecodeError:
-        return Member()
+    member: Member | None = read_json(about, Member)
+    return Member() if member is None or (member.pin and member.pin[0] < 1) else member
 
 
 def candidates(partitions: int, me: Member, members: Mapping[str, Member]) -> list[int]:

@@ -13,7 +13,8 @@ from penstock.clock import SYSTEM_CLOCK
 from penstock.delivery.failure_log import Attempt, FailureLog
 from penstock.delivery.failures import Failure
 from penstock.delivery.outcomes import handler_error
-from penstock.delivery.retries import DeathReason, GiveUp, RetryIn
+from penstock.delivery.retries import MOST_ATTEMPTS, DeathReason, GiveUp, RetryIn
+from penstock.delivery.stored import whole_number
 from penstock.errors import DecodeError, PenstockError
 from penstock.quiet import RateLimitedLog
 from penstock.redis.client import Client
@@ -104,10 +105,12 @@ class Work:
         id_, fields = item
         message = Message(held.source, id_, fields)
         if self._passes_over(held, fields):
-            if not is_marker(fields) or await self._barriers.passed(held, _number(fields[1])):
+            if not is_marker(fields) or await self._barriers.passed(
+                held, whole_number(fields[1]), id_
+            ):
                 held.done(id_)
             return None
-        message.attempt += _number(field_of(message.fields, RETRY_COUNT))
+        message.attempt += min(whole_number(field_of(message.fields, RETRY_COUNT)), MOST_ATTEMPTS)
         if message.attempt > self.policy.max_attempts:
             await self._give_up(held, message, GiveUp(DeathReason.EXHAUSTED), ())
             return None
@@ -388,14 +391,6 @@ class Work:
                 return await invoke(message)
 
         return limited
-
-
-def _number(text: bytes | None) -> int:
-    """A count that a foreign producer wrote; what is not a number counts as none."""
-    try:
-        return max(0, int(text or 0))
-    except ValueError:
-        return 0
 
 
 def _is_undecodable(message: Message) -> bool:

@@ -5,7 +5,8 @@
 -- ARGV[2]  str   id of this life of the topic, if it is new
 -- ARGV[3]  str   the topic's options as JSON, '' to leave them as they are
 --
--- Returns  list  created (1 or 0), partitions (0 if there is no topic), generation, life,
+-- Returns  list  created (1 or 0), partitions (0 if there is no topic, -1 if that is no number),
+--                generation, life,
 --                partitions it is growing to (0 if it is not), ms until it has to have grown,
 --                options as JSON
 
@@ -29,6 +30,6 @@ end
 if ARGV[3] ~= '' then redis.call('HSET', KEYS[1], 'options', ARGV[3], 'updatedAt', now) end
 local facts = redis.call('HMGET', KEYS[1], 'generation', 'life', 'growing', 'switchAt', 'options')
 local switch = 0
-if facts[4] then switch = math.max(0, facts[4] - now) end
-return {created, tonumber(count), tonumber(facts[1]), facts[2], tonumber(facts[3] or 0), switch,
-  facts[5] or ''}
+if facts[4] then switch = math.max(0, (tonumber(facts[4]) or 0) - now) end
+return {created, tonumber(count) or -1, tonumber(facts[1]) or 1, facts[2], tonumber(facts[3]) or 0,
+  switch, facts[5] or ''}

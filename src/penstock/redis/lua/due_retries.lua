@@ -1,4 +1,6 @@
--- due_retries: failed messages whose time has come.
+-- due_retries: failed messages whose time has come. Members that are no ids are removed.
+--
+-- Flags: allow-oom  it frees memory
 --
 -- KEYS[1]  HASH    epochs by group
 -- KEYS[2]  STREAM  the partition's messages
@@ -23,8 +25,15 @@ for i = 4, #ARGV do
 end
 local answer = {-1}
 for _, id in ipairs(due) do
-  local pending = redis.call('XPENDING', KEYS[2], ARGV[1], id, id, 1)
-  if pending[1] then
+  local pending = {err = 'stream ID'}
+  if string.match(id, '^%d+%-%d+$') then
+    pending = redis.pcall('XPENDING', KEYS[2], ARGV[1], id, id, 1)
+  end
+  if pending.err then
+    -- Not an id: nobody's retry, and it would be in the way of all others.
+    if not string.find(pending.err, 'stream ID', 1, true) then return pending end
+    redis.call('ZREM', KEYS[3], id)
+  elseif pending[1] then
     local found = redis.call('XRANGE', KEYS[2], id, id)
     answer[#answer + 1] = {
       id, pending[1][4], 0, redis.call('HGET', KEYS[4], id) or '', found[1] and found[1][2] or {},

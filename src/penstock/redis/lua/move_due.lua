@@ -8,44 +8,45 @@
 --
 -- Returns  list  how many were moved, ms until the next is due (-1: none is waiting, or no topic)
 
+-- The parts of a message that `publish` left here; nil if somebody else wrote it. Such a body is
+-- stored as a payload of its own, so that it comes to a handler or to the dead letters.
+local MOST_PARTS = 4000
+local function read_body(body)
+  local fine, parts = pcall(cmsgpack.unpack, body)
+  if not fine or type(parts) ~= 'table' or #parts > MOST_PARTS then return nil end
+  local count = 0
+  for _, part in pairs(parts) do
+    if type(part) ~= 'string' then return nil end
+    count = count + 1
+  end
+  if count ~= #parts or count < 3 or count % 2 == 0 then return nil end
+  return parts
+end
+
 -- Of a topic that is being deleted nothing may come back.
 if redis.call('EXISTS', KEYS[1]) == 0 then return {0, -1} end
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
 local due = redis.call('ZRANGEBYSCORE', KEYS[2], '-inf', now, 'LIMIT', 0, ARGV[1])
--- What cannot be read is put off and kept; it holds up no other.
-local PUT_OFF_MS = 60000
-local function parts_of(body)
-  local readable, parts = pcall(cmsgpack.unpack, body)
-  if not readable or type(parts) ~= 'table' or #parts < 3 or #parts % 2 == 0 then return nil end
-  for _, part in ipairs(parts) do
-    if type(part) ~= 'string' and type(part) ~= 'number' then return nil end
-  end
-  return parts
-end
-
 local moved = {}
 if due[1] then
   local messages = redis.call('HMGET', KEYS[3], unpack(due))
   for i, waiting in ipairs(due) do
-    local parts = messages[i] and parts_of(messages[i])
-    if messages[i] and not parts then
-      redis.call('ZADD', KEYS[2], now + PUT_OFF_MS, waiting)
-    else
-      if parts then
-        -- Whether the server takes any shows with the first.
-        local id = redis.pcall('XADD', KEYS[1], '*', unpack(parts, 2))
-        if type(id) == 'table' then
-          if not moved[1] then return id end
-          break
-        end
-        if parts[1] ~= '' then
-          redis.call('ZREM', KEYS[4], parts[1])
-          redis.call('ZADD', KEYS[4], string.match(id, '^%d+'), parts[1] .. ' ' .. id)
-        end
+    local body = messages[i]
+    if body then
+      local parts = read_body(body) or {'', 'payload', body}
+      -- Whether the server takes any shows with the first.
+      local id = redis.pcall('XADD', KEYS[1], '*', unpack(parts, 2))
+      if type(id) == 'table' then
+        if not moved[1] then return id end
+        break
       end
-      moved[#moved + 1] = waiting
+      if parts[1] ~= '' then
+        redis.call('ZREM', KEYS[4], parts[1])
+        redis.call('ZADD', KEYS[4], string.match(id, '^%d+'), parts[1] .. ' ' .. id)
+      end
     end
+    moved[#moved + 1] = waiting
   end
 end
 if moved[1] then

@@ -21,7 +21,11 @@ for _, group in ipairs(groups) do
   end
 end
 local start = ARGV[2]
-if known then start = redis.call('HGET', KEYS[3], ARGV[1]) or '0' end
+if known then
+  start = redis.call('HGET', KEYS[3], ARGV[1]) or '0'
+  -- What somebody else wrote there must not keep the group from reading on: rather all again.
+  if not string.match(start, '^%d+%-%d+$') or #start > 30 then start = '0' end
+end
 local made = redis.pcall('XGROUP', 'CREATE', KEYS[1], ARGV[1], start)
 if made.err then return made end
 redis.call('HSETNX', KEYS[2], ARGV[1], 0)

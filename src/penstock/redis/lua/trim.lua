@@ -98,10 +98,11 @@ if above > 0 then
 end
 
 for _, member in ipairs(redis.call('ZRANGE', KEYS[3], 0, ONE_BY_ONE - 1)) do
-  local name, id = string.match(member, '^(%S+) (%S+)$')
+  local name, id = string.match(member, '^(%S+) (%d+%-%d+)$')
   if name then
     local past = needed and is_before(id, needed)
-    if past or not redis.call('XRANGE', KEYS[1], id, id)[1] then
+    -- An id that the server does not take is that of no message.
+    if past or not redis.pcall('XRANGE', KEYS[1], id, id)[1] then
       redis.call('DEL', ARGV[5] .. name)
       redis.call('ZREM', KEYS[3], member)
       freed = freed + 1

@@ -1,0 +1,70 @@
+"""Keys under a topic's names that hold something of another type: some other program wrote them.
+
+No consumer can use such a key, and none removes it: it is reported with its name and type. Deleting
+the topic deletes it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from penstock.redis.client import Client
+from penstock.redis.keys.family import RedisType
+from penstock.topics.looking import ask, text
+
+__all__ = ["ForeignKey", "find_foreign"]
+
+_HASH, _SET, _ZSET = RedisType.HASH, RedisType.SET, RedisType.ZSET
+_STREAM, _STRING = RedisType.STREAM, RedisType.STRING
+
+
+class ForeignKey(NamedTuple):
+    """One such key."""
+
+    key: str
+    type: str
+    """What it holds."""
+    expected: str
+
+    def __str__(self) -> str:
+        return f"key {self.key} holds a {self.type} where a {self.expected} is expected"
+
+
+async def find_foreign(
+    client: Client, topic: str, partitions: Iterable[int] = (), groups: Iterable[str] = ()
+) -> list[ForeignKey]:
+    """Find keys of another type among those of a topic. One round trip per 1,000 keys."""
+    groups = list(groups)
+    expected = _of_topic(client, topic, groups)
+    for index in partitions:
+        expected |= _of_partition(client, topic, index, groups)
+    found = await ask(client, [("TYPE", key) for key in expected])
+    return [
+        ForeignKey(key, text(kind), wanted)
+        for (key, wanted), kind in zip(expected.items(), found, strict=True)
+        if text(kind) not in {"none", wanted}
+    ]
+
+
+def _of_topic(client: Client, topic: str, groups: list[str]) -> dict[str, str]:
+    keys = client.keys.topic(topic)
+    return {
+        **dict.fromkeys((keys.meta, keys.groups, keys.dlq_index, keys.java_retry_lock), _HASH),
+        **dict.fromkeys((keys.partitions, keys.payload_index), _SET),
+        **dict.fromkeys((keys.dlq, keys.audit), _STREAM),
+        **dict.fromkeys((keys.java_retry, *map(keys.members, groups)), _ZSET),
+        **dict.fromkeys(map(keys.member_info, groups), _HASH),
+    }
+
+
+def _of_partition(client: Client, topic: str, index: int, groups: list[str]) -> dict[str, str]:
+    keys = client.keys.partition(topic, index)
+    hashes = (keys.epochs, keys.commit, keys.counters, keys.dedup, keys.delayed_bodies)
+    sorted_sets = (keys.payloads, keys.delayed, keys.dedup_times)
+    return {
+        keys.stream: _STREAM,
+        **dict.fromkeys((*hashes, *map(keys.failures, groups)), _HASH),
+        **dict.fromkeys((*sorted_sets, *map(keys.retry, groups)), _ZSET),
+        **dict.fromkeys(map(keys.lease, groups), _STRING),
+    }
