@@ -9,12 +9,14 @@ import pytest
 from tests.odd_jobs import dice
 from tests.odd_messages import odd_entry, odd_letter, odd_value
 
-from penstock import Fixed, Message, RetryPolicy
+from penstock import DeadLetter, Fixed, Message, RetryPolicy
 from penstock.testing.eventually import eventually
 from penstock.topics.delayed import Mover
 from penstock.topics.message import TARGET_GROUP, field_of, is_marker
 
 PARTITIONS = 4
+OF_TOPIC = ("meta", "groups", "dlq", "dlq_index", "members", "member_info")
+OF_PARTITION = ("epochs", "commit", "stream", "retry", "failures", "lease")
 AT_ONCE = RetryPolicy(max_attempts=3, backoff=Fixed(0.001))
 
 
@@ -218,6 +220,79 @@ async def test_any_letter_is_listed_shown_replayed_edited_and_removed(
     assert await letters.count() == 0
 
 
+def spoilt_keys(app):
+    """One key for each of some topics, which are named after them."""
+    names = {name: getattr(app.redis.keys.topic(name), name) for name in OF_TOPIC}
+    names |= {name: getattr(app.redis.keys.partition(name, 0), name) for name in OF_PARTITION}
+    return {name: key("group") if callable(key) else key for name, key in names.items()}
+
+
+async def restore(app, key):
+    assert await app.redis.call("LRANGE", key, 0, -1) == [b"foreign"], "it is left alone"
+    await app.redis.call("DEL", key)
+    if await app.redis.call("EXISTS", f"{key}.aside"):
+        await app.redis.call("RENAME", f"{key}.aside", key)
+
+
+async def test_keys_of_another_type_are_reported_and_hold_up_no_other_topic(
+    open_app, valkey_server
+):
+    """Each of the topics has one such key; all go on by themselves once it is gone."""
+    app = await open_app(valkey_server)
+    handled, topics = Counter(), {}
+
+    async def handle(_: int, message: Message) -> None:
+        if message.topic in {"dlq", "dlq_index"}:
+            raise DeadLetter("for people")
+        if message.attempt == 1:
+            raise ValueError("again")
+        handled[message.topic] += 1
+
+    keys = spoilt_keys(app)
+    for name in (*keys, "fine"):
+        topics[name] = app.topic(name, partitions=1, type=int)
+        topics[name].subscribe("group", retry=AT_ONCE)(handle)
+        await topics[name].send(1)
+    for key in keys.values():
+        if await app.redis.call("EXISTS", key):
+            await app.redis.call("RENAME", key, f"{key}.aside")
+        await app.redis.call("RPUSH", key, "foreign")
+    worker = app.worker()
+    running = asyncio.create_task(worker.run())
+    await eventually(lambda: handled["fine"] == 1)
+
+    def reported():
+        reasons = " ".join(worker.readiness().reasons)
+        return all(f"key {key} holds a list" in reasons for key in keys.values())
+
+    await eventually(reported, 20)
+    await topics["fine"].send(2)
+    await eventually(lambda: handled["fine"] == 2)
+    for key in keys.values():
+        await restore(app, key)
+    wanted = {name for name in topics if name not in {"dlq", "dlq_index"}}
+    await eventually(lambda: wanted <= set(handled), 30)
+    for name in ("dlq", "dlq_index"):
+        await eventually(topics[name].dead_letters.count)
+    await eventually(lambda: not worker.readiness().reasons, 30)
+    await worker.stop()
+    assert await running == 0
+
+
+async def test_a_topic_with_keys_of_another_type_is_listed_and_deleted(open_app, valkey_server):
+    app = await open_app(valkey_server)
+    await app.topic("orders", partitions=2).send(1)
+    topic, part = app.redis.keys.topic("orders"), app.redis.keys.partition("orders", 1)
+    for key in (topic.meta, topic.dlq, topic.groups, part.stream, part.epochs, part.payloads):
+        await app.redis.call("DEL", key)
+        await app.redis.call("RPUSH", key, "foreign")
+    [line] = await app.topics.list()
+    assert (line.name, line.partitions) == ("orders", 0)
+    assert await app.topics.delete("orders")
+    assert await app.topics.list() == []
+    assert not await app.topics.delete("orders")
+
+
 def test_commands_show_and_remove_odd_messages(shell, in_code, valkey_server):
     shell.ok("topic", "create", "orders", "--partitions", str(PARTITIONS))
 
@@ -234,7 +309,9 @@ def test_commands_show_and_remove_odd_messages(shell, in_code, valkey_server):
     )
     tail = shell.ok("topic", "tail", "orders", "--from", "earliest", "--no-follow")
     assert "\x1b" not in tail
-    consumed = shell("topic", "consume", "orders", "--group", "g", "--count", "30", "--json")
+    consumed = shell(
+        "topic", "consume", "orders", "--group", "g", "--count", "30", "--json", traceback=True
+    )
     assert consumed.returncode == 0, consumed
     for line in consumed.stdout.splitlines():
         json.loads(line)
@@ -242,12 +319,11 @@ def test_commands_show_and_remove_odd_messages(shell, in_code, valkey_server):
     assert "orders" in shell.ok("topic", "list")
     for command in (["list", "orders"], ["lag", "orders", "g"], ["pending", "orders", "g"]):
         shell.ok("group", *command)
-        shell.json("group", *command)
     page = shell.json("dlq", "list", "orders", "--count", "1000")
     ids = [one["id"] for one in page["letters"]]
     assert len(ids) >= 60
     shell.ok("dlq", "list", "orders")
-    for id_ in ids[:10]:
+    for id_ in ids[:3]:
         shell.ok("dlq", "show", "orders", id_)
         assert shell.json("dlq", "show", "orders", id_)["id"] == id_
     shell.ok("dlq", "groups", "orders")

@@ -50,7 +50,7 @@ def is_exact(meta: Meta, limit: int) -> bool:
 
 def begun_item(job: JobContext) -> bytes:
     """The job as it stands in the claims while its attempt is under way."""
-    meta = msgspec.structs.replace(job.item.meta, id=job.named(), begun=True)
+    meta = msgspec.structs.replace(job.item.meta, id=job.id, begun=True)
     return write_item(job.item, meta, job.hand.codec)
 
 
@@ -66,7 +66,7 @@ def after_failure(job: JobContext, failure: Failure) -> Meta:
     )
     return msgspec.structs.replace(
         meta,
-        id=job.named(),
+        id=job.id,
         attempts=min(job.attempt, MOST_ATTEMPTS),
         begun=False,
         first_failed_ms=meta.first_failed_ms or failure.at_ms,

@@ -139,7 +139,7 @@ class QueueConsumer(Service):
 
     def _first_fields(self, job: JobContext) -> list[Argument]:
         limit = limit_of(job.item, self._work.policy_of(job.item))
-        return self.queue.found_fields(job.item, job.named(), job.lane, limit)
+        return self.queue.found_fields(job.item, job.id, job.lane, limit)
 
     def _performer_of(self, item: Item) -> Performer | None:
         if item.task:

@@ -35,15 +35,14 @@ class JobContext:
     """
 
     __slots__ = (
-        "abandoned", "attempt", "began", "begun", "claim", "cut", "hand", "id", "interrupted",
+        "_id", "abandoned", "attempt", "began", "begun", "claim", "cut", "hand", "interrupted",
         "item", "max_attempts", "noted", "queue", "slot", "tracked",
     )  # fmt: skip
 
     def __init__(self, hand: Hand, claim: str | bytes, item: Item) -> None:
         self.hand, self.claim, self.item = hand, claim, item
         self.queue = hand.keys.queue
-        self.id = item.id
-        """Of this job; empty until somebody needs it for a raw job that has none."""
+        self._id = item.id
         self.attempt = item.meta.attempts + 1
         """1 at the first attempt."""
         self.max_attempts = 0
@@ -66,6 +65,17 @@ class JobContext:
 
     def __repr__(self) -> str:
         return f"JobContext({self.queue!r}, {self.id!r}, attempt={self.attempt})"
+
+    @property
+    def id(self) -> str:
+        """The job's id: that of its handle, at every attempt and in its dead letter.
+
+        A raw job that was pushed without one gets it when it is first needed, and keeps it through
+        retries; a crash before its first attempt has failed gives it another.
+        """
+        if not self._id:
+            self._id = new_id()
+        return self._id
 
     @property
     def task(self) -> str:
@@ -131,12 +141,6 @@ class JobContext:
         """As `progress`, for a function that runs in a thread."""
         told = self.progress(done, total, note, **counts)
         asyncio.run_coroutine_threadsafe(told, self.hand.loop).result()
-
-    def named(self) -> str:
-        """Return the job's id; one that has none gets it now."""
-        if not self.id:
-            self.id = new_id()
-        return self.id
 
     def stop(self, why: str) -> None:
         """Tell the job to stop: its coroutine is cancelled, a thread may look at `cancelled`."""

@@ -428,7 +428,7 @@ class Hand:
         return self._name_of(job) if job.tracked else ""
 
     def _name_of(self, job: JobContext) -> str:
-        return self.keys.record_name(job.named())
+        return self.keys.record_name(job.id)
 
 
 def claim_number(claim: bytes) -> int:

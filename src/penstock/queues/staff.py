@@ -67,7 +67,7 @@ class QueueStaff:
         return WorkerLoad(
             queues=[consumer.queue.name for consumer in self.consumers],
             running=len(running),
-            jobs=[f"{job.queue}/{job.id or job.claim}" for job in running[:20]],
+            jobs=[f"{job.queue}/{job.item.id or job.claim}" for job in running[:20]],
             done=done,
             failed=sum(consumer.counts.failed for consumer in self.consumers),
             per_s=round((done - before) / (now - then), 1) if now > then else 0.0,

@@ -212,7 +212,7 @@ class Work:
         if isolation not in self._children:
             self._children[isolation] = ChildPool(isolation, size=self._places)
             await self._children[isolation].open()
-        context = {"id": job.named(), "queue": job.queue, "attempt": job.attempt}
+        context = {"id": job.id, "queue": job.queue, "attempt": job.attempt}
         return await self._children[isolation].call(
             performer.function, *call, timeout_s=performer.timeout_s, context=context
         )
@@ -223,7 +223,7 @@ class Work:
             f"{job.queue} {type(error).__name__}",
             "queue %s: job %s could not be processed and goes to the dead letters",
             job.queue,
-            job.named(),
+            job.id,
             exc_info=error,
         )
         job.max_attempts = job.max_attempts or job.attempt
@@ -290,7 +290,7 @@ class Work:
     async def _give_up(self, job: JobContext, verdict: GiveUp, error: Exception | None) -> None:
         now_ms = job.hand.now_ms
         failures = () if error is None else (Failure.of(error, job.attempt, now_ms),)
-        item = msgspec.structs.replace(job.item, id=job.named())
+        item = msgspec.structs.replace(job.item, id=job.id)
         limit = job.max_attempts or limit_of(item, self.policy_of(item))
         attempt, failure = _attempt_of(job, limit), failures[0] if failures else None
         if failure is not None:
@@ -313,7 +313,7 @@ class Work:
         self.counts.dead += 1
         await job.hand.bury(job, letter, [*fields, "reason", str(verdict.reason)])
         if not job.hand.lost:
-            self._failure_log.buried(attempt, verdict.reason, failure, letter_id=job.named())
+            self._failure_log.buried(attempt, verdict.reason, failure, letter_id=job.id)
 
     async def _park(self, job: JobContext) -> None:
         """Let a job wait for a worker that knows what to do with it."""
@@ -331,7 +331,7 @@ class Work:
             job.queue,
             what,
         )
-        parked = msgspec.structs.replace(meta, id=job.named(), parked_ms=meta.parked_ms or now_ms)
+        parked = msgspec.structs.replace(meta, id=job.id, parked_ms=meta.parked_ms or now_ms)
         # With old and new workers side by side the next to take it may be an old one again.
         wait_s = min(_PARK_LONGEST_S, max(_PARK_FIRST_S, waited_s / 4))
         item = write_item(job.item, parked, self._codec)
@@ -349,7 +349,7 @@ async def _forget_interruption() -> None:
 
 
 def _attempt_of(job: JobContext, limit: int) -> Attempt:
-    return Attempt(job.named(), job.attempt, limit, task=job.task)
+    return Attempt(job.id, job.attempt, limit, task=job.task)
 
 
 def _fits(item: Item, performer: Performer) -> bool:

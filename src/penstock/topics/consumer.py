@@ -9,6 +9,7 @@ from contextlib import suppress
 from typing import Any, Protocol
 
 from penstock.clock import SYSTEM_CLOCK
+from penstock.delivery.looking import is_wrong_type
 from penstock.errors import OutOfMemory, PenstockError, ServerError, TopicError
 from penstock.quiet import RateLimitedLog
 from penstock.redis.client import Client
@@ -20,6 +21,7 @@ from penstock.runtime.waiting import happens_within
 from penstock.topics.barrier import Barriers
 from penstock.topics.dead_letters import DeadLetters
 from penstock.topics.facts import Facts, read_facts
+from penstock.topics.foreign_keys import find_foreign
 from penstock.topics.handlers import as_handler
 from penstock.topics.held import Counts, Held, Item
 from penstock.topics.keyed import KeyedRunner
@@ -96,6 +98,8 @@ class Consumer(Service):
         self.heartbeats: HeartbeatThread | None = None
         """What gives its signs of life; a consumer that is run by itself starts one of its own."""
         self._trouble: str | None = "has not begun yet"
+        self._foreign = ""
+        """Which keys of the topic hold something of another type, while that is in the way."""
         self._room_for = subscription.max_inflight or topic.client.settings.topics.max_inflight
         self._room = Room(self._room_for)
         self._places: dict[int, int] = {}
@@ -106,10 +110,14 @@ class Consumer(Service):
     def trouble(self) -> str | None:
         if self.ended:
             return None
+        if self._foreign:
+            return f"consumer {self.name}: {self._foreign}"
         for reader in self._readers.values():
             if reader.trouble:
                 return f"consumer {self.name} {reader.trouble}"
         for held in self._serving:
+            if held.trouble:
+                return f"consumer {self.name}: {held}: {held.trouble}"
             if held.strayed.is_set():
                 return f"consumer {self.name}: {held}: looks for messages that did not arrive"
         return self._trouble and f"consumer {self.name}: {self._trouble}"
@@ -189,12 +197,31 @@ class Consumer(Service):
                     self.when_known(facts.name, facts.partitions)
                 failures, self._trouble = 0, None
             except (ServerError, TopicError) as error:
-                if isinstance(error, ServerError) and not error.transient:
+                if isinstance(error, ServerError) and not (error.transient or is_wrong_type(error)):
                     raise
                 failures += 1
                 self._note(error)
+            await self._look_for_foreign()
             rest_s = retry_delay_s(failures) if failures else every_s
             await happens_within(self.stop_asked, rest_s, SYSTEM_CLOCK)
+
+    async def _look_for_foreign(self) -> None:
+        """While something fails, find out whether keys of another type are the reason.
+
+        They are not ours to remove; all goes on by itself once somebody has.
+        """
+        if not self.trouble():
+            return
+        known = range(self._ownership.partitions)
+        try:
+            found = await find_foreign(
+                self._client, self.topic.name, known, [self.subscription.group]
+            )
+        except ServerError:
+            return
+        self._foreign = "; ".join(map(str, found))
+        if found:
+            quiet.error(f"{self.name} foreign", "consumer %s: %s", self.name, self._foreign)
 
     async def _tidy_for_ever(self) -> None:
         """Apply retention and free large payloads, in the partitions we own.

@@ -13,6 +13,7 @@ from heapq import heappop, heappush
 from typing import Any, TypeVar
 
 from penstock.delivery.failures import Failure
+from penstock.delivery.looking import is_wrong_type
 from penstock.errors import LeaseLost, Rejected, ServerError, TopicMissing
 from penstock.quiet import RateLimitedLog
 from penstock.redis.scripts import Scripts
@@ -88,6 +89,8 @@ class Held:
         """Whether new messages may be read: all that earlier owners left has been queued."""
         self.strayed = asyncio.Event()
         """Set when messages may be pending that never arrived here."""
+        self.trouble: str | None = None
+        """What the server has not answered yet, and why."""
         self.closing = False
         self.lost = False
         self.arrived = asyncio.Event()
@@ -359,14 +362,15 @@ class Held:
         failures = 0
         while not self.lost:
             try:
-                return await ask()
+                answer = await ask()
             except ServerError as error:
                 if str(error).startswith(_NO_GROUP):
                     self.group_gone()
                     return None
-                if not error.transient:
+                if not error.transient and not is_wrong_type(error):
                     raise
                 failures += 1
+                self.trouble = f"cannot {what}: {error}"
                 quiet.warning(f"{self} {what}", "%s: cannot %s yet: %s", self, what, error)
                 await asyncio.sleep(retry_delay_s(failures))
             except LeaseLost:
@@ -374,6 +378,10 @@ class Held:
                 self.lose()
             except TopicMissing:
                 self.lose()
+            else:
+                if failures:
+                    self.trouble = None
+                return answer
         return None
 
 

@@ -51,6 +51,8 @@ class Ownership:
             topic,
             f"{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:8]}",
         )
+        self.partitions = 0
+        """How many the topic has, as far as it is known."""
         self.helds: dict[int, Held] = {}
         """Every partition that is ours, also while it is being given up."""
         self._client, self._subscription = client, subscription
@@ -73,6 +75,7 @@ class Ownership:
     async def balance(self) -> Facts:
         """Say that we live, see who else does, and take or give up partitions."""
         facts = await read_facts(self._client, self.topic)
+        self.partitions = facts.partitions
         await self._register(facts)
         members = await self._beat()
         open_ = candidates(facts.partitions, members[self.name], members)

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 
+from penstock.delivery.looking import is_wrong_type
 from penstock.errors import (
     CommandRefused,
     OutcomeUnknown,
@@ -90,7 +91,7 @@ class Reader:
             except PoolExhausted:
                 self._polls = True
             except ServerError as error:
-                if not error.transient:
+                if not error.transient and not is_wrong_type(error):
                     raise
                 self._refusals += 1
                 self.trouble = f"cannot read: {error}"

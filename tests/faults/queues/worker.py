@@ -43,7 +43,7 @@ class Diary:
         return {
             "group": QUEUE,
             "partition": 0,
-            "msg": job.named(),
+            "msg": job.id,
             "attempt": job.attempt,
             "payload_hash": told_by(orders),
         }
@@ -102,7 +102,7 @@ class Diary:
         return {
             "group": QUEUE,
             "partition": 0,
-            "msg": job.named(),
+            "msg": job.id,
             "fence": life * LIFE + number,
         }
 
