@@ -26,7 +26,7 @@ if redis.call('HLEN', KEYS[2]) > 0 then return -1 end
 -- First the stream: without it nobody can add to the rest.
 redis.call('UNLINK', KEYS[1])
 for _, member in ipairs(redis.call('ZRANGE', KEYS[4], 0, ARGV[2] - 1)) do
-  redis.call('UNLINK', ARGV[1] .. string.match(member, '^%S+'))
+  redis.call('UNLINK', ARGV[1] .. (string.match(member, '^%S+') or ''))
   redis.call('ZREM', KEYS[4], member)
 end
 redis.call('UNLINK', KEYS[2], KEYS[3], KEYS[5], KEYS[6], KEYS[7], KEYS[8], KEYS[9])
