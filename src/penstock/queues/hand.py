@@ -362,7 +362,7 @@ class Hand:
         return await self._scripts.note_progress(
             keys=self.keys,
             worker=self.worker,
-            record=self.keys.record(job.named()),
+            record=self.keys.record(job.id),
             claim=job.claim,
             fields=fields,
         )

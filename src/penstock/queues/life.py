@@ -343,7 +343,7 @@ class Life:
         if not jobs:
             return
         asked = await self._client.pipeline(
-            [("HGET", self._hand.keys.record(job.named()), "cancel_asked") for job in jobs]
+            [("HGET", self._hand.keys.record(job.id), "cancel_asked") for job in jobs]
         )
         for job, answer in zip(jobs, asked, strict=True):
             if isinstance(answer, bytes) and job in self.slots.running:

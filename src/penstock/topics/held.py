@@ -91,8 +91,7 @@ class Held:
         """Set when messages may be pending that never arrived here."""
         self.trouble: str | None = None
         """What the server has not answered yet, and why."""
-        self.closing = False
-        self.lost = False
+        self.closing = self.lost = False
         self.arrived = asyncio.Event()
         self.deadline = 0.0
         """Until then, by the monotonic clock, nobody else can own the partition."""
