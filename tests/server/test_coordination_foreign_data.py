@@ -334,6 +334,7 @@ async def test_one_broken_batch_keeps_no_other_open(app, caplog):
     jobs = await app.redis.call("LRANGE", app.queue("q").keyring.waiting, 0, -1)
     assert sorted(msgspec.json.decode(job)["key"] for job in jobs) == ["fine", "odd"]
     assert "cannot be closed" in caplog.text
+    assert "batches cannot be closed: " in closer.trouble()  # the worker is not ready
     assert await app.redis.call("LLEN", keys.window("q", "w\x1fbroken-0").current) == 1
     with pytest.raises(CommandRefused):
         await window.close("broken-0")

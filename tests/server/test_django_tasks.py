@@ -68,6 +68,14 @@ async def queued(app, queue="default"):
     return [(one.task, one.args, one.kwargs) for one in await enqueued(app, queue)]
 
 
+async def test_a_task_that_fails_is_logged_with_its_path(app, caplog):
+    await fail.aenqueue()
+    await run_until_idle(app)
+    lines = [one for one in caplog.records if one.name == "penstock.failures"]
+    assert [one.levelname for one in lines] == ["WARNING", "WARNING", "ERROR"]
+    assert all(f"task '{__name__}.fail'" in one.getMessage() for one in lines)
+
+
 class TestSending:
     async def test_a_task_is_queued_by_the_path_of_its_function(self, app):
         result = await add.aenqueue(1, b=2)

@@ -79,9 +79,12 @@ async def test_a_file_that_cannot_be_read_goes_to_failed_at_once(
     assert (job.state, job.error_code) == ("failed", code)
 
 
-async def test_a_file_that_has_vanished_is_told_as_such(library):
+async def test_a_file_that_has_vanished_is_told_as_such(library, caplog):
     rag = library.rag()
     told = await rag.pushed("ghost.txt")
+    lines = [one for one in caplog.records if one.name == "penstock.failures"]
+    assert any(told["job_id"] in one.getMessage() for one in lines if one.levelname == "ERROR")
+    assert any(one.exc_info for one in lines if one.levelname == "WARNING")
     assert (told["status"], told["error_code"]) == ("failed", "ERR_FILE_NOT_FOUND")
     assert (told["error_type"], told["retry_count"]) == ("FileMissing", 0)
     assert told["suggestions"]
