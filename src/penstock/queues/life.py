@@ -106,7 +106,7 @@ class Life:
             await self._last_words(self._cut_short)
             raise
         else:
-            await self._last_words(self._hand.leave)
+            await self._last_words(self._return_unharmed if self._hand.lost else self._hand.leave)
         finally:
             if self._noting is not None:
                 self._noting.cancel()
@@ -395,6 +395,17 @@ class Life:
         if not hand.lost:
             await hand.give_back(list(hand.jobs.values()))
             await hand.leave()
+
+    async def _return_unharmed(self) -> None:
+        """Give back what nobody has returned since we were given up: no process has died of it.
+
+        What still runs in a thread stays: perhaps it ends this process yet.
+        """
+        hand = self._hand
+        hand.closing = True
+        await self.slots.close()
+        await hand.give_back([job for job in hand.jobs.values() if not job.abandoned])
+        await hand.leave()
 
     def _failure(self) -> BaseException | None:
         """What one of the helpers failed with, which none should."""

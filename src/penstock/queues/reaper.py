@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -64,6 +65,9 @@ class Reaper:
         queues = client.settings.queues
         self._silence_ms = round(queues.silence_s * 1000)
         self._keep_ms = round(queues.keep_s * 1000)
+        self._grace_s = queues.silence_s
+        self._found_dead: dict[bytes, float] = {}
+        """When dead workers were first seen here, by the monotonic clock."""
 
     async def reap(self, now_ms: int, worker: str = "") -> int:
         """Look for dead workers and return their jobs: how many. One round trip if none is dead.
@@ -73,9 +77,12 @@ class Reaper:
         nothing else, and is raised in the end.
         """
         returned, refused = 0, None
-        for name in await self._client.scripts.find_dead(
+        names = await self._client.scripts.find_dead(
             keys=self._keys, silence_ms=self._silence_ms, worker=worker
-        ):
+        )
+        now = time.monotonic()
+        self._found_dead = {name: self._found_dead.get(name, now) for name in names}
+        for name in names:
             try:
                 returned += await self._give_up(name, now_ms)
             except REFUSED as error:
@@ -95,13 +102,18 @@ class Reaper:
             logger.warning("queue %s: %r is no name of a worker; removed", queue, name[:80])
             await self._client.call("ZREM", self._keys.dead_workers, name)
             return 0
-        moved = await self._return_claims(dead, now_ms)
-        level = logging.WARNING if moved else logging.INFO
+        surely = time.monotonic() - self._found_dead[name] >= self._grace_s
+        moved = await self._return_claims(dead, now_ms, surely_dead=surely)
+        level = logging.WARNING if moved else logging.DEBUG
         logger.log(level, "queue %s: worker %s is dead, jobs returned: %d", queue, dead, moved)
         return moved
 
-    async def _return_claims(self, worker: str, now_ms: int) -> int:
-        """From the last claimed to the first, so that the first ends up in front."""
+    async def _return_claims(self, worker: str, now_ms: int, *, surely_dead: bool) -> int:
+        """From the last claimed to the first, so that the first ends up in front.
+
+        A worker that was only frozen gives back what it has, not charged, when it wakes up. It gets
+        a while for that before a job is buried because of its death.
+        """
         key = self._keys.claimed(worker)
         names: list[bytes] = await self._client.call("HKEYS", key)
         claims = sorted(names, key=claim_number, reverse=True)
@@ -114,6 +126,8 @@ class Reaper:
                 for claim, data in zip(some, items, strict=True)
                 if data is not None
             ]
+            if not surely_dead:
+                verdicts = [one for one in verdicts if one.reason is not DeathReason.CRASHED]
             try:
                 moved += await self._tell(worker, verdicts)
             except REFUSED:

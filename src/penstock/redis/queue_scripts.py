@@ -183,7 +183,7 @@ class QueueScripts(ScriptCaller):
         """Return jobs to the front, not charged: how many."""
         return await self.run(
             "give_back",
-            (*self._in_hand(keys, worker), keys.state),
+            (*self._in_hand(keys, worker), keys.state, keys.dead_workers),
             (worker, keys.records, keys.indexes, keys.runnings, *jobs),
         )
 

@@ -1,6 +1,7 @@
 -- give_back: return jobs in hand to the front of their lanes, in the order given, not charged.
 --
--- A job whose lane is not a list stays in hand, and the others go back.
+-- A worker that was given up as dead, and lives, gives back what nobody has returned yet. A job whose
+-- lane is not a list stays in hand, and the others go back.
 --
 -- Flags: allow-oom  a full server must drain
 -- Unchecked: one lane of another type must not keep the jobs of the others
@@ -11,6 +12,7 @@
 -- KEYS[4]  LIST  the ring of fair lanes
 -- KEYS[5]  ZSET  parked lanes
 -- KEYS[6]  HASH  the queue's state
+-- KEYS[7]  ZSET  dead workers of the queue whose claims are to be returned
 -- ARGV[1]  str   worker
 -- ARGV[2]  str   beginning of the names of records
 -- ARGV[3]  str   beginning of the names of the indexes by state
@@ -19,14 +21,16 @@
 --                 it is to be queued, '' for as it is
 --
 -- Returns  int  how many went back; an error if a lane is not a list and none did
---          -1   the worker was given up as dead; nothing was done
+--          -1   the worker was given up as dead, and all its jobs returned; nothing was done
 
 -- Include: types
 local fault = fault_in('ZSET', KEYS[1]) or fault_in('HASH', KEYS[2]) or fault_in('LIST', KEYS[4])
-  or fault_in('ZSET', KEYS[5]) or fault_in('HASH', KEYS[6])
+  or fault_in('ZSET', KEYS[5]) or fault_in('HASH', KEYS[6]) or fault_in('ZSET', KEYS[7])
 if fault then return fault end
 redis.call('HDEL', KEYS[2], '')
-if not redis.call('ZSCORE', KEYS[1], ARGV[1]) then return -1 end
+if not redis.call('ZSCORE', KEYS[1], ARGV[1]) and not redis.call('ZSCORE', KEYS[7], ARGV[1]) then
+  return -1
+end
 -- Include: time
 -- Include: records
 -- Include: lanes
