@@ -55,7 +55,7 @@ class LimitSettings(Group):
     recheck_s: Annotated[float, Meta(gt=0, le=60)] = 0.5
     """Longest sleep of a caller that waits: the limit may have been raised meanwhile."""
     ticket_s: Annotated[float, Meta(ge=0.2, le=600)] = 3.0
-    """A waiting caller silent for this long after its wake time loses its place in line."""
+    """A process silent for this long after its wake time loses its place in line."""
     lease_s: Annotated[float, Meta(gt=0, le=60)] = 0.25
     """How long permits taken in advance may be used."""
     lease_share: Share = 0.25

@@ -90,6 +90,25 @@ async def test_the_place_of_a_killed_waiter_is_given_up(limit_of, valkey_server,
     assert time.monotonic() - began < 3
 
 
+async def test_a_killed_waiter_costs_the_others_a_fraction_of_a_second(
+    limit_of, valkey_server, namespace
+):
+    """Its place is kept for seconds; what would be its own is given to those behind."""
+    limit = await limit_of("1/200ms", ticket_s=60)
+    assert await limit.try_acquire()
+    await limit.penalise(60)
+    arguments = (WAITER, valkey_server.url, namespace, "1/200ms", "60")
+    waiter = await asyncio.create_subprocess_exec(sys.executable, *map(str, arguments))
+    await _in_line(limit, 1)
+    waiter.kill()
+    await waiter.wait()
+    await limit.penalise(0)
+    began = time.monotonic()
+    await asyncio.wait_for(asyncio.gather(*(limit.acquire() for _ in range(5))), 10)
+    assert time.monotonic() - began < 5 * 0.2 + 1.5
+    assert await limit.client.call("ZCARD", limit.keys("all").waiting) == 1, "it might come back"
+
+
 async def test_a_waiter_that_is_cancelled_leaves_the_line(limit_of):
     limit = await limit_of("1/min")
     assert await limit.try_acquire()

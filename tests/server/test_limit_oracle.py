@@ -101,7 +101,7 @@ async def _take_all(client, setting, name, for_ms) -> int:
         ),
         ("acquire_limit", "window.burst + 1)", "window.burst + 2)"),
         ("acquire_limit", "and now + math.max(0, at - last) or at", "and now or at"),
-        ("acquire_limit", "window.left < left then", "window.left + 1 < left then"),
+        ("acquire_limit", "if room < left then left = room", "if room < left then left = room + 1"),
         (
             "settle_limit",
             "window.used = window.used - old + new",

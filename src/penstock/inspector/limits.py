@@ -14,7 +14,13 @@ from penstock.coordination.limits.lines import count_callers
 from penstock.coordination.limits.rates import Rate, parse_rates
 from penstock.coordination.limits.reservation import Reservation
 from penstock.coordination.limits.setting import Algorithm, LimitSetting
-from penstock.errors import CoordinationError, Unreachable
+from penstock.errors import (
+    CommandRefused,
+    CoordinationError,
+    DecodeError,
+    ScriptFailed,
+    Unreachable,
+)
 from penstock.redis.node import Role
 
 __all__ = [
@@ -27,6 +33,9 @@ __all__ = [
     "show_limit",
     "try_limit",
 ]
+
+
+_ANY_MS = 1_000
 
 
 class LimitLine(msgspec.Struct, frozen=True, kw_only=True):
@@ -55,6 +64,8 @@ class LimitView(LimitLine, frozen=True, kw_only=True):
     """For how long nobody is let through; 0 if there is no penalty."""
     waiting: int
     """Callers in line; one that has gone counts for some seconds more."""
+    unreadable: str = ""
+    """Why it cannot be said how the limit stands: what is stored is not of a limit."""
 
 
 async def list_limits(app: Penstock) -> list[LimitLine]:
@@ -64,17 +75,24 @@ async def list_limits(app: Penstock) -> list[LimitLine]:
 
 async def show_limit(app: Penstock, name: str, key: str = EVERYONE) -> LimitView:
     """Show one limit; CoordinationError if there is none of this name. Four round trips."""
-    limit = await _known(app, name)
-    answer = await limit.peek(key=key)
-    if answer.reason == "away":
-        raise Unreachable("the server went away")  # that is not the same as nothing left
-    tickets = await app.redis.call("HVALS", limit.keys(key).tickets, role=Role.RATELIMIT)
+    limit, windows, penalty_s, waiting, unreadable = await _known(app, name), [], 0.0, 0, ""
+    try:
+        answer = await limit.peek(key=key)
+        if answer.reason == "away":
+            raise Unreachable("the server went away")  # that is not the same as nothing left
+        windows = list(answer.windows)
+        penalty_s = answer.retry_after_s if answer.reason == "penalty" else 0.0
+        tickets = await app.redis.call("HVALS", limit.keys(key).tickets, role=Role.RATELIMIT)
+        waiting = count_callers(tickets)
+    except (CommandRefused, ScriptFailed) as error:
+        unreadable = str(error)
     return LimitView(
         **msgspec.structs.asdict(_line(name, limit.setting)),
         key=key,
-        windows=list(answer.windows),
-        penalty_s=answer.retry_after_s if answer.reason == "penalty" else 0.0,
-        waiting=count_callers(tickets),
+        windows=windows,
+        penalty_s=penalty_s,
+        waiting=waiting,
+        unreadable=unreadable,
     )
 
 
@@ -113,20 +131,27 @@ async def edit_limit(
 async def release_limit(app: Penstock, name: str) -> bool:
     """Let code set a limit again; False if it did. CoordinationError if there is none of this name.
 
-    Two round trips.
+    What cannot be read as a limit is removed. Two round trips.
     """
-    known = await app.limits.find(name)
+    try:
+        known = await app.limits.find(name)
+    except DecodeError:
+        return await app.limits.release(name)
     if known is None:
         raise _missing(name)
     return known.edited and await app.limits.release(name)
 
 
 async def reset_limit(app: Penstock, name: str, key: str = EVERYONE) -> None:
-    """Forget what was counted for a key, and its penalty. Two round trips.
+    """Forget what was counted for a key, and its penalty, also if it cannot be read.
 
-    CoordinationError if there is no limit of this name.
+    CoordinationError if there is no limit of this name. Three round trips.
     """
-    await (await _known(app, name)).reset(key=key)
+    try:
+        limit = await _known(app, name)
+    except DecodeError:
+        limit = Limit(app.redis, name, LimitSetting((Rate(1, _ANY_MS),)))  # only its keys count
+    await limit.reset(key=key)
 
 
 async def try_limit(

@@ -99,6 +99,10 @@ def _show(view: LimitView) -> None:
     say(f"  algorithm  {_manner(view)}")
     say(f"  set by     {_decided(view)}")
     say(f"  key        {view.key}")
+    if view.unreadable:
+        say(f"  stored     {view.unreadable}")
+        say("             penstock limit reset removes it")
+        return
     say(f"  penalty    {f'{age(view.penalty_s * 1000)} more' if view.penalty_s else 'none'}")
     say(f"  waiting    {view.waiting:,}")
     rows = [
@@ -189,6 +193,8 @@ def _release(settings: Settings, name: str, as_json: bool) -> None:
 @pass_settings
 def reset(settings: Settings, name: str, key: str, as_json: bool) -> None:
     """Forget what was counted for a key, and its penalty; who waits goes on.
+
+    Removes also what is stored there and cannot be read.
 
     The other side forgets nothing: it may refuse calls then.
     """

@@ -1,7 +1,7 @@
 -- acquire_limit: take permits, if every window of the limit has room for them.
 --
 -- Flags: allow-oom  work that drains a full server may be behind a limit
--- Unchecked: the commonest question reads or writes each key first by a command that tells its type
+-- Unchecked: every call passes here; what it reads first, or writes, is looked at
 --
 -- KEYS[1]  ZSET    log of admitted calls, of the exact algorithm
 -- KEYS[2]  STRING  the limit's state
@@ -31,31 +31,36 @@
 --                limit, 2 others wait, 3 a penalty; how many tickets are before; then for each
 --                window what is left and ms until it is all free; then ms to wait for each depth
 
--- Include: types
 -- Include: time
 local algorithm, first = ARGV[1], 13
 -- Include: limitstored
 -- Include: quicklimit
-local fault = fault_in('ZSET', KEYS[1]) or fault_in('ZSET', KEYS[3]) or fault_in('HASH', KEYS[4])
-if fault then return fault end
+local has_log, has_line = algorithm == 'exact' or state[1] == 'exact', state[7] ~= 0 or ARGV[6] ~= ''
+if has_log or has_line then
+-- Include: types
+  local fault = has_log and fault_in('ZSET', KEYS[1])
+    or has_line and (fault_in('ZSET', KEYS[3]) or fault_in('HASH', KEYS[4]))
+  if fault then return fault end
+end
 -- Include: limitstate
 local wanted, fewest, hold = tonumber(ARGV[2]), tonumber(ARGV[3]), tonumber(ARGV[5])
 local ticket, priority = ARGV[6], tonumber(ARGV[7])
 local group = ticket ~= '' and cmsgpack.unpack(ARGV[8])
-local costs = group and group[8] or {fewest}
+local costs = group and group[8]
 if ARGV[9] ~= '' then
   change(ARGV[9], tonumber(ARGV[10]), tonumber(ARGV[11]), tonumber(ARGV[12]), now)
 end
 
-local left, most = math.huge, math.huge
+local left, most = math.huge, math.huge  -- what is left, and the most that can ever be had at once
 for place = 1, #windows do
   local window = windows[place]
-  window.left = algo.room(window) - window.extra
-  if window.left < left then left = window.left end
-  most = math.min(most, algorithm == 'gcra' and window.burst or window.limit)
+  local room, bound = algo.room(window) - window.extra, window.limit
+  if room < left then left = room end
+  if algorithm == 'gcra' then bound = window.burst end
+  if bound < most then most = bound end
 end
 local before, ahead, line = 0, 0, {}
-if state[7] > 0 or group then
+if has_line then
 -- Include: limitline
   before, ahead = line.before(left)
 end
@@ -113,7 +118,8 @@ local function wait_for(count)
   return math.min(longest_wait, 1e12)
 end
 
-local following = costs[served + 1]
+local following = fewest
+if group then following = costs[served + 1] end
 if wanted > 0 and following and (group or grant == 0) then
   if following > most then
     wait = grant == 0 and -1 or 1

@@ -2,7 +2,7 @@
   -- more than the limit, a part in `buckets` less. The ring has place for buckets to come, as calls
   -- taken in advance count from their end. `edge`: number of the newest bucket in reach. A ring
   -- keeps the number of buckets that it began with.
-  local AHEAD, SIZE = 27, 4
+  local SIZE = 4
 
   for _, window in ipairs(windows) do
     window.count = #window.ring / SIZE

@@ -32,7 +32,13 @@
     local found, foreign = redis.call('ZRANGE', KEYS[1], 0, -1, 'WITHSCORES'), {}
     for place = 1, #found, 2 do
       local number = string.match(found[place], '^c(%d+)')
-      state[3], state[4] = math.max(state[3], tonumber(number or 0)), tonumber(found[place + 1])
+      if number and #number > 15 then number = nil end
+      if tonumber(found[place + 1]) > now + longest then
+        found[place + 1] = string.format('%.0f', now)  -- no time that we can have logged
+        redis.call('ZADD', KEYS[1], now, found[place])
+      end
+      state[3] = math.max(state[3], tonumber(number or 0))
+      state[4] = math.max(state[4], tonumber(found[place + 1]))
       if not number then foreign[#foreign + 1] = place end
     end
     for _, place in ipairs(foreign) do

@@ -61,8 +61,8 @@ function line.before(left)
     end
   end
   if has_more then
-    local rest = redis.call('ZCOUNT', KEYS[3], '-inf', upto) - read
-    total, ahead = total + rest * math.max(1, total / math.max(1, ahead)), ahead + rest
+    local rest = (redis.call('ZCOUNT', KEYS[3], '-inf', upto) - read) / (read + dead)
+    total, ahead = total + rest * total, ahead + rest * ahead
   elseif ahead == 0 and redis.call('EXISTS', KEYS[3]) == 0 then
     state[7] = 0
   end

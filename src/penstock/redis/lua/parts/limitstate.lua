@@ -2,6 +2,27 @@
 -- says in ARGV, from `first` on, how the limit is set: buckets of the compact algorithm, then limit,
 -- period in ms and burst of each window, the shortest period first.
 
+-- Whether everything in the state can be what it should be; raises an error if it is of another kind.
+local function is_state()
+  local squares = 0
+  for place = 3, HEAD do squares = squares + state[place] * state[place] end
+  for place = HEAD, #state - 1, FIELDS do
+    local ms, used, edge, oldest, extra, till, ring, since = unpack(state, place + 1, place + FIELDS)
+    local buckets = #ring / 4 - 1 - AHEAD
+    if state[1] == 'compact' and (buckets < 1 or buckets % 1 > 0) then return false end
+    squares = squares + ms * ms + used * used + edge * edge + oldest * oldest + extra * extra
+      + till * till + since * since
+  end
+  return squares < 2 ^ 105  -- each can be counted up; nor is that true of what is not a number
+end
+
+if not is_new then
+  local is_checked, is_right = pcall(is_state)
+  if not is_checked or not is_right then
+    return redis.error_reply('ERR ' .. KEYS[2] .. UNREADABLE)
+  end
+end
+
 -- A time by the clock that was set back: what was still to come is as far away as it was at last.
 local function retimed(at)
   return at > now and now + math.max(0, at - last) or at
@@ -27,7 +48,7 @@ for place = first + 1, #ARGV, 3 do
     ms = ms, limit = tonumber(ARGV[place]), burst = tonumber(ARGV[place + 2]),
     is_known = at ~= nil, used = at and state[at + 1] or 0, edge = at and state[at + 2] or 0,
     oldest = at and state[at + 3] or 0, ring = at and state[at + 6] or '',
-    since = at and state[at + 7] or 0, left = 0,
+    since = at and state[at + 7] or 0,
     extra = extra_until > now and extra or 0, extra_until = extra_until
   }
   if ms > longest then longest = ms end

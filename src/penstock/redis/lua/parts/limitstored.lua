@@ -7,16 +7,20 @@
 
 local FROZEN_MS = 60000  -- a clock set back by less stands still; by more, times are set anew
 local HEAD, FIELDS = 8, 8
+local UNREADABLE = ' cannot be read: reset the limit to remove it'
+local AHEAD = 27  -- buckets for calls to come, of the compact algorithm
 
 local stored = redis.pcall('GET', KEYS[2])
-if type(stored) == 'table' then return fault_in('STRING', KEYS[2]) end
+if type(stored) == 'table' then
+  return redis.error_reply('WRONGTYPE ' .. KEYS[2] .. ' is not a string')
+end
 local is_new = not stored
 -- Ids go on from the time, so that those of a state that was forgotten do not come again; its line
 -- may still be there.
-local readable, state = true, {algorithm, now, 0, 0, 0, 0, 1, now}
-if stored then readable, state = pcall(cmsgpack.unpack, stored) end
-if not readable or type(state) ~= 'table' or #state < HEAD or type(state[2]) ~= 'number' then
-  return redis.error_reply('ERR ' .. KEYS[2] .. ' is not the state of a limit')
+local state, is_read = {algorithm, now, 0, 0, 0, 0, 1, now}, true
+if stored then is_read, state = pcall(cmsgpack.unpack, stored) end
+if not is_read or type(state) ~= 'table' or #state < HEAD or type(state[2]) ~= 'number' then
+  return redis.error_reply('ERR ' .. KEYS[2] .. UNREADABLE)
 end
 local last = state[2]
 local set_back = last - now > FROZEN_MS

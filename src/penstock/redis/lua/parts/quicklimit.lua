@@ -47,7 +47,10 @@ if algorithm == state[1] and algorithm ~= 'compact' and state[7] == 0 and state[
     if is_exact then
       local logged = redis.pcall('ZADD', KEYS[1], now,
         wanted == 1 and 'c' .. number or string.format('c%.0f*%.0f', number, wanted))
-      if type(logged) == 'table' then return fault_in('ZSET', KEYS[1]) or logged end
+      if type(logged) == 'table' then
+        local is_foreign = string.sub(logged.err, 1, 9) == 'WRONGTYPE'
+        return is_foreign and redis.error_reply('WRONGTYPE ' .. KEYS[1] .. ' is not a zset') or logged
+      end
     end
     redis.call('SET', KEYS[2], cmsgpack.pack(state), 'PX',
       math.max(2 * longest, state[4] + longest - now) + 1000)
