@@ -3,6 +3,7 @@
 import json
 import os
 import pty
+import signal
 import subprocess
 import sys
 from contextlib import contextmanager
@@ -55,14 +56,21 @@ class Nursery:
                 stdout=subprocess.PIPE,
                 env=own,
                 text=True,
+                start_new_session=True,
             )
-        self._process.stdin.write(f"{json.dumps(order)}\n")
-        self._process.stdin.flush()
-        return int(self._process.stdout.readline())
+        try:
+            self._process.stdin.write(f"{json.dumps(order)}\n")
+            self._process.stdin.flush()
+            return int(self._process.stdout.readline())
+        except BaseException:  # the test took too long: the next one begins with another process
+            os.killpg(self._process.pid, signal.SIGKILL)
+            self.close()
+            raise
 
     def close(self):
         if self._process is not None:
             self._process.communicate()
+            self._process = None
 
 
 class Shell:
