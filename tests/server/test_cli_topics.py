@@ -356,9 +356,12 @@ def test_a_command_that_fails_or_hangs_leads_to_the_dead_letters(shell):
     shell.ok("topic", "create", "orders")
     shell.ok("topic", "send", "orders", "1")
     consume = ["topic", "consume", "orders", "--group", "g", "--max-attempts", "2"]
-    ends = shell.objects(*consume, "--count", "2", "--exec", "sh -c 'exit 3'")
+    done = shell(*consume, "--count", "2", "--exec", "sh -c 'exit 3'", "--json")
+    ends = [json.loads(line) for line in done.stdout.splitlines()]
     assert [(end["attempt"], end["exit_code"]) for end in ends] == [(1, 3), (2, 3)]
+    [buried] = map(json.loads, done.stderr.splitlines())
     [letter] = shell.json("dlq", "list", "orders")["letters"]
+    assert (buried["level"], buried["failure"]["letter"]) == ("error", letter["id"])
     assert (letter["reason"], letter["error_message"]) == ("exhausted", "sh ended with 3")
     shell.ok("topic", "send", "orders", "2")
     shell.ok(*consume[:5], "--max-attempts", "1", "--count", "1")

@@ -7,7 +7,7 @@ import logging
 import time
 from abc import ABC, abstractmethod
 from types import TracebackType
-from typing import ClassVar, Final, Self, cast
+from typing import Final, Self, cast
 
 from penstock.clock import SYSTEM_CLOCK
 from penstock.errors import ConfigError, NotOpen
@@ -52,7 +52,7 @@ class Service(ABC):
     what it has begun. Whoever cannot wait that long cancels it.
     """
 
-    restartable: ClassVar[bool] = False
+    restartable: bool = False
     """Whether the body can be run again after it has failed, and is."""
 
     def __init__(self, name: str) -> None:

@@ -18,6 +18,7 @@ import click
 import msgspec
 
 from penstock.app import Penstock
+from penstock.delivery import failure_log
 from penstock.delivery.retries import RetryPolicy
 from penstock.delivery.times import LATEST
 from penstock.errors import TopicMissing
@@ -106,8 +107,10 @@ def consume(
     )
     log = replace(settings.log, format="json") if as_json else settings.log
     configure(replace(log, level="warning") if log.level == "info" else log)
-    # What ends the worker is what this command fails with: it is said once, on one line.
+    # What ends the worker is what this command fails with: it is said once, on one line. So is each
+    # failed attempt, by the command itself.
     logging.getLogger(Worker.__module__).setLevel(logging.CRITICAL)
+    failure_log.logger.setLevel(logging.ERROR)
 
     async def work() -> int:
         async with Penstock(settings=settings) as app:
@@ -115,6 +118,7 @@ def consume(
                 raise TopicMissing(topic)
             handling = _Handling(app.codec, words, count, as_json=as_json)
             consumer = Consumer(app.topic(topic, type=bytes), handling.handle, subscription)
+            consumer.restartable = False  # a person is looking, and can start it again
             mover, heartbeats = Mover(app.redis), HeartbeatThread(app.redis)
             consumer.when_known, consumer.heartbeats = mover.watch, heartbeats
             worker = Worker(
