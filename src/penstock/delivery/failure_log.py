@@ -203,7 +203,7 @@ def _program() -> str:
 def _server_words(settings: Settings) -> list[str]:
     """How the command line finds the same server. Secrets are left to its environment."""
     if settings.url is None:
-        return ["--home", settings.home] if settings.home else []
+        return ["--home", str(settings.home_path)] if settings.home else []
     has_secret = settings.password or settings.password_file or "@" in urlsplit(settings.url).netloc
     return [] if has_secret else ["--url", settings.url]
 

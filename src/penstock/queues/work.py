@@ -197,7 +197,7 @@ class Work:
                 raise RuntimeError("the function raised StopIteration") from error
             except (SystemExit, KeyboardInterrupt, GeneratorExit) as error:
                 # Where it is awaited it would be taken for the end of the worker.
-                raise handler_error(error) from error
+                raise handler_error(error) from None
 
         loop = asyncio.get_running_loop()
         try:

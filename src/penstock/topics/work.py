@@ -365,7 +365,7 @@ class Work:
             raise RuntimeError("the handler raised StopIteration") from error
         except (SystemExit, KeyboardInterrupt, GeneratorExit) as error:
             # Where it is awaited it would be taken for the end of the worker.
-            raise handler_error(error) from error
+            raise handler_error(error) from None
 
     def call_in_thread(self, message: Message | list[Message]) -> Any:
         """Call the handler, in a thread. It cannot be cut short when its partition is lost."""
