@@ -25,7 +25,7 @@ async def stopped_in_its_handler(crew, key, **orders):
     """Send a message whose first handler freezes its process; that worker, once it is frozen."""
     (sleeper,) = await crew.hire()
     await crew.at_work(sleeper)
-    id_ = await crew.send(key, stop=True, attempts=1, **orders)
+    id_ = (await crew.send(key, stop=True, attempts=1, **orders)).partition("-")[2]
     await eventually(lambda: [one for one in events(crew, "start") if one.msg == id_])
     crew.nemesis.write("lose", victim=sleeper.actor)
     return sleeper, id_
