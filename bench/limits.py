@@ -56,7 +56,7 @@ class Sizes:
     waiting_s: float
 
 
-QUICK = Sizes(3, 6_000, leased=400_000, waiting_s=3)
+QUICK = Sizes(3, 6_000, leased=400_000, waiting_s=2)
 FULL = Sizes(7, 20_000, leased=2_000_000, waiting_s=10)
 
 
