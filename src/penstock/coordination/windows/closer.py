@@ -30,6 +30,8 @@ _SHORTEST_S: Final = 0.005
 _TROUBLED_AFTER: Final = 3
 _BROKEN_FOR_S: Final = 15.0
 """Longer than `close_windows` puts off what it cannot close."""
+_MOST_CALLS: Final = 1_000
+"""Calls for one place in a row, before others are looked at again."""
 _MOST_BROKEN: Final = 10_000
 
 
@@ -208,7 +210,7 @@ class WindowCloser(Service):
     async def _close_at(self, window: Window, place: Place) -> float:
         """Close all that is due at one place: seconds until it is to be looked at again."""
         self.looks += 1
-        while True:
+        for _ in range(_MOST_CALLS):
             status, wait_ms, _, closed, packed, *more = await window.close_at(place)
             for broken in more:
                 self._warn(window, broken)
@@ -228,5 +230,7 @@ class WindowCloser(Service):
                     place.beside,
                 )
                 return self._look_s
-            if wait_ms != 0 or not closed or self.stopping:
+            if wait_ms != 0 or self.stopping:
                 return min(wait_ms / 1000, self._look_s) if wait_ms > 0 else self._look_s
+            # What cannot be closed was put off, what is gone was taken out: others may be next.
+        return 0.0
