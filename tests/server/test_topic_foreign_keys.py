@@ -72,23 +72,6 @@ async def test_delayed_messages_outlast_a_foreign_key(workplace, broken):
     await eventually(are_moved)
 
 
-async def test_a_delayed_message_that_cannot_be_read_holds_up_no_other(workplace):
-    app = await workplace.open()
-    orders = app.topic("orders", partitions=1, type=int)
-    partition = app.redis.keys.partition("orders", 0)
-    await orders.send(1, delay=0.001)
-    await app.redis.call("ZADD", partition.delayed, 1, "odd")
-    await app.redis.call("HSET", partition.delayed_bodies, "odd", b"\xc1 unreadable")
-
-    async def is_moved():
-        await move(app, partition)
-        return await app.redis.call("XLEN", partition.stream) == 1
-
-    await eventually(is_moved)
-    assert await app.redis.call("HGET", partition.delayed_bodies, "odd") == b"\xc1 unreadable"
-    assert await app.redis.call("ZSCORE", partition.delayed, "odd")
-
-
 async def move(app, partition):
     return await app.redis.scripts.move_due(
         stream=partition.stream,
