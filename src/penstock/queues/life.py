@@ -38,6 +38,7 @@ _TEND_S = 0.5
 _TYPES_S = 5.0
 _BLOCK_S = 1.0
 _MOST_WATCHED = 500
+_FIRST_PAUSE_S = 0.02
 # Enough to keep a quick function busy while answers are on their way.
 _MOST_CALLS = 4
 # The record of a job that takes less than this never says that it runs.
@@ -167,7 +168,10 @@ class Life:
             if error.transient:
                 if time.monotonic() >= self._paused_until:  # calls that fail together are one
                     self._failures += 1
-                    self._paused_until = time.monotonic() + retry_delay_s(self._failures)
+                    # The first is repeated at once: most often a connection was lost.
+                    more = self._failures - 1
+                    pause_s = retry_delay_s(more) if more else _FIRST_PAUSE_S
+                    self._paused_until = time.monotonic() + pause_s
                 self._troubled(error)
             else:
                 self._fatal = error
