@@ -47,8 +47,8 @@ async def store(app, commands):
         await app.redis.pipeline(commands[start : start + 500])
 
 
-@counts
-async def test_runs_among_odd_ones_are_listed_and_shown(app, cases):
+async def test_runs_among_odd_ones_are_listed_and_shown(app):
+    cases = CASES
     fine = await app.runs.start("fine")
     await fine.fail("item", "broken", retry_in_s=0)
     keys = fine.keys
@@ -109,8 +109,8 @@ async def test_a_feed_goes_on_behind_odd_entries(app, cases):
     assert (await anext(beside)).data == 1
 
 
-@counts
-async def test_windows_close_beside_odd_records_indexes_and_batches(app, cases):
+async def test_windows_close_beside_odd_records_indexes_and_batches(app):
+    cases = CASES
     window = app.window("w", to=app.queue("q"), max_age=0.01)
     keys, registry = app.redis.keys, app.redis.keys.windows().registry
     due = keys.window_index("q", "w").due
