@@ -163,6 +163,6 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     """
     for measured in _figures:
         terminalreporter.write_line(measured.as_json())
-    if noted_in := os.environ.get("PENSTOCK_TESTS_SKIPPED"):
+    if noted_in := os.environ.get("SKIPPED_TESTS_FILE"):
         skipped = {report.nodeid for report in terminalreporter.stats.get("skipped", ())}
         Path(noted_in).write_text("".join(f"{test}\n" for test in sorted(skipped)))

@@ -311,9 +311,7 @@ def test_commands_show_and_remove_odd_messages(shell, in_code, valkey_server):
     )
     tail = shell.ok("topic", "tail", "orders", "--from", "earliest", "--no-follow")
     assert "\x1b" not in tail
-    consumed = shell(
-        "topic", "consume", "orders", "--group", "g", "--count", "30", "--json", traceback=True
-    )
+    consumed = shell("topic", "consume", "orders", "--group", "g", "--count", "30", "--json")
     assert consumed.returncode == 0, consumed
     for line in consumed.stdout.splitlines():
         json.loads(line)

@@ -197,7 +197,8 @@ class Consumer(Service):
                     self.when_known(facts.name, facts.partitions)
                 failures, self._trouble = 0, None
             except (ServerError, TopicError) as error:
-                if isinstance(error, ServerError) and not (error.transient or is_wrong_type(error)):
+                lasts = self.restartable and is_wrong_type(error)
+                if isinstance(error, ServerError) and not (error.transient or lasts):
                     raise
                 failures += 1
                 self._note(error)
