@@ -16,8 +16,8 @@ from penstock.errors import CommandRefused
 from penstock.settings_coordination import LimitSettings
 from penstock.testing.eventually import eventually
 
-# Callers that starve each other get a tenth or less. How close to the whole rate they come on a quiet
-# machine is a figure of the bench's suite `limits`; here others compute at the same time.
+# Callers that starve each other get a tenth or less. How close to the whole rate they come on a
+# quiet machine is a figure of the bench's suite `limits`; here others compute at the same time.
 LEAST_USED = 0.5
 
 
