@@ -34,7 +34,7 @@ async def push(queue, jobs):
 
 
 async def is_idle(queue):
-    """Nothing waits or is in hand: each place is looked at again after the last, as jobs move on."""
+    """Nothing waits or is in hand. Jobs move on, so each place is looked at again."""
     for _ in range(3):
         delayed = await queue.client.call("ZCARD", queue.keyring.delayed)
         if delayed or await stored(queue) or await in_hand(queue):
