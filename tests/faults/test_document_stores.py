@@ -35,7 +35,7 @@ async def check_all(site, submission, expected, papers=()):
 
 async def test_the_house_of_vectors_is_killed_amid_ingestion(make_site, valkey_server, tmp_path):
     papers = write_notes(tmp_path / "drop", 60)
-    async with make_site(valkey_server.url) as site:
+    async with make_site(valkey_server.url, pause_s=0.2) as site:
         submission, expected = await site.takes_in(tmp_path / "drop", workers=2)
         killed = 0
         while killed < 6 and await site.goes_on(submission.batch_id, 4):
