@@ -72,7 +72,8 @@ async def test_processes_with_wrong_clocks_exceed_no_window_and_use_it_up(call, 
         assert journal.most_in(period_ms) <= limit
     assert max(journal.late_ms, default=0) <= 0
     assert bool(journal.late_ms) == ("leased" in way)
-    assert journal.utilisation(*SHORT["250/1500ms"]) >= least_used(way)
+    # A kill at the end of a short window costs a few per cent; the long run has the whole bar.
+    assert journal.utilisation(*SHORT["250/1500ms"]) >= 0.9 * least_used(way)
 
 
 @pytest.mark.torture
