@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import tempfile
+import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -56,6 +57,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if Path(__file__).parent / "faults" in item.path.parents:
             item.add_marker(pytest.mark.faults)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def closed_applications() -> Iterator[None]:
+    """A blocking application left open would be found by the next file that counts threads."""
+    yield
+    assert not [thread for thread in threading.enumerate() if thread.name == "penstock"]
 
 
 @pytest.fixture(scope="session")

@@ -33,6 +33,7 @@ from pathlib import Path
 
 import pytest
 
+from penstock import sync
 from penstock.interfaces.cli.main import main
 from penstock.redis.client import Client
 from penstock.testing.servers import wait_until
@@ -278,7 +279,10 @@ def run_program(path: Path) -> str:
     """Run a program in this process; what it printed."""
     printed = io.StringIO()
     with contextlib.redirect_stdout(printed), beside(path), within(LONGEST_S, path.name):
-        runpy.run_path(str(path), run_name="__main__")
+        names = runpy.run_path(str(path), run_name="__main__")
+    for value in names.values():
+        if isinstance(value, sync.Penstock):
+            value.close()  # as the end of its process would
     return printed.getvalue()
 
 
