@@ -129,7 +129,11 @@ RUNS = Engine(
 # ---- slots, feeds, marks, cached values, limits, workers
 
 SETTING = (0, 3, 60_000, 3)
-WAITING = msgspec.msgpack.encode((1, 5, 5, 1, 1, 500_000, 1_000_000, [1], []))
+
+
+def waiting(cost: int) -> bytes:
+    """One caller in line, whose ticket outlives the test."""
+    return msgspec.msgpack.encode((1, 5, 5, 1, cost, 500_000, 1_000_000, [cost], []))
 
 
 def others(client: Client, now: int) -> list[tuple[Argument, ...]]:
@@ -158,7 +162,7 @@ async def with_limits(client: Client) -> None:
     """Permits that are taken, and a ticket in the line."""
     for _ in range(2):
         await ask(client)
-    await ask(client, wanted=3, fewest=3, ticket="TICKET-1", waiting=WAITING)
+    await ask(client, wanted=3, fewest=3, ticket="TICKET-1", waiting=waiting(3))
     await ask(client, "gcra", key="g")
 
 
@@ -346,7 +350,7 @@ COORDINATION = Engine(
             case(ask),
             case(lambda client: ask(client, "gcra", key="g")),
             case(lambda client: ask(client, "compact", key="c", setting=(4, 3, 60_000, 3))),
-            case(lambda client: ask(client, ticket="TICKET-2", waiting=WAITING)),
+            case(lambda client: ask(client, ticket="TICKET-2", waiting=waiting(1))),
         ],
         "settle_limit": [of_limit("settle_limit", permits=("1", 1, 0, 1), as_of_now="")],
         "penalise_limit": [of_limit("penalise_limit", penalty_ms=1000)],
