@@ -30,10 +30,10 @@ def server(clock, start_server, monkeypatch):
 
 
 async def jump(crew, clock, server, offset_s):
-    crew.nemesis.write("lose")
-    clock.set(offset_s)
-    # It looks at the clock now and then.
-    await eventually(lambda: abs(server_offset_s(server) - offset_s) < 5)
+    with crew.nemesis.losing():
+        clock.set(offset_s)
+        # It looks at the clock now and then.
+        await eventually(lambda: abs(server_offset_s(server) - offset_s) < 5)
 
 
 @pytest.mark.parametrize("kind", ["status", pytest.param("plain", marks=pytest.mark.torture)])

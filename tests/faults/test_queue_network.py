@@ -189,10 +189,10 @@ async def test_a_minute_of_every_fault_of_the_network(
         async with asyncio.TaskGroup() as group:
             group.create_task(crew.send_many(20_000, pace_s=0.024))
             for number in range(60):
-                crew.nemesis.write("lose")
-                faults[number % len(faults)]()
-                await asyncio.sleep(0.7)
-                proxy.heal()
+                with crew.nemesis.losing():
+                    faults[number % len(faults)]()
+                    await asyncio.sleep(0.7)
+                    proxy.heal()
                 await asyncio.sleep(0.3)
         verdict = await crew.hold(60)
         name = f"60 faults of the network, {kind} queue"

@@ -50,8 +50,8 @@ async def server_kills(crew, server, kills, between):
     async with Load(crew) as load:
         for _ in range(kills):
             await load.confirms(between)
-            crew.nemesis.write("lose")
-            server.kill()
+            with crew.nemesis.losing():
+                server.kill()
             await asyncio.to_thread(server.restart)
         await load.confirms(between)
     # The workers that were there at the beginning have recovered by themselves.
@@ -106,8 +106,8 @@ async def test_ten_failovers_with_jobs_in_hand(make_queue_crew, start_cluster, f
                 primary = cluster.primary_of(slot)
                 # What is confirmed is on the copy as well, once that has answered.
                 await crew.app.redis.call("WAIT", 1, 2_000)
-                crew.nemesis.write("lose")
-                primary.kill()
+                with crew.nemesis.losing():
+                    primary.kill()
                 await asyncio.to_thread(cluster.primary_of, slot)
                 await eventually(lambda: cluster_answers(crew), 30)
                 await asyncio.to_thread(primary.restart)

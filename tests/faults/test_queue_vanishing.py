@@ -19,8 +19,8 @@ async def test_jobs_in_hand_survive_that_the_list_of_workers_is_deleted(
         jobs = [await crew.send(pause=0.8, attempts=1) for _ in range(10)]
         for job_id in jobs:
             await crew.started(job_id)
-        crew.nemesis.write("lose")
-        await crew.app.redis.call("DEL", crew.keys.workers)
+        with crew.nemesis.losing():
+            await crew.app.redis.call("DEL", crew.keys.workers)
         await eventually(lambda: len(crew.events("finish", "cancelled")) == 10, 10)
         verdict = await crew.hold()
         assert verdict.counts.finished == 10
@@ -33,8 +33,8 @@ async def test_workers_go_on_after_everything_was_deleted(make_queue_crew, start
         hands = await crew.hire(2)
         await crew.at_work(*hands)
         await crew.send_many(50, failing=0, pause=0.05)
-        crew.nemesis.write("lose")
-        server.command("FLUSHALL")
+        with crew.nemesis.losing():
+            server.command("FLUSHALL")
         crew.nemesis.write("purge", group="work")
         await crew.at_work(*hands)
         again = [await crew.send() for _ in range(20)]

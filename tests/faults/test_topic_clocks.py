@@ -36,10 +36,10 @@ def make_clock_crew(make_crew, server, **options):
 
 
 async def jump(crew, clock, server, offset_s):
-    crew.nemesis.write("lose")
-    clock.set(offset_s)
-    # It looks at the clock now and then.
-    await eventually(lambda: abs(server_offset_s(server) - offset_s) < 5)
+    with crew.nemesis.losing():
+        clock.set(offset_s)
+        # It looks at the clock now and then.
+        await eventually(lambda: abs(server_offset_s(server) - offset_s) < 5)
 
 
 @pytest.mark.parametrize("ordering", ["partition", "key"])

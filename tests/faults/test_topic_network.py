@@ -93,8 +93,8 @@ async def test_cut_connections_are_made_anew(make_crew, valkey_server, fault_pro
             group.create_task(crew.send_many(300, pace_s=0.03))
             for number in range(4):
                 await asyncio.sleep(0.2)
-                crew.nemesis.write("lose")
-                proxy.cut(reset=number % 2 == 0)
+                with crew.nemesis.losing():
+                    proxy.cut(reset=number % 2 == 0)
         await hold(crew, 300)
 
 
@@ -165,10 +165,10 @@ async def test_a_minute_of_every_fault_of_the_network(
         async with asyncio.TaskGroup() as group:
             group.create_task(crew.send_many(20_000, pace_s=0.024))
             for number in range(60):
-                crew.nemesis.write("lose")
-                faults[number % len(faults)]()
-                await asyncio.sleep(0.7)
-                proxy.heal()
+                with crew.nemesis.losing():
+                    faults[number % len(faults)]()
+                    await asyncio.sleep(0.7)
+                    proxy.heal()
                 await asyncio.sleep(0.3)
         verdict = await hold(crew, 20_000)
         name = f"60 faults of the network, ordering {ordering}"

@@ -61,8 +61,8 @@ async def server_kills(crew, server, kills, between):
     async with Load(crew) as load:
         for _ in range(kills):
             await load.confirms(between)
-            crew.nemesis.write("lose")
-            server.kill()
+            with crew.nemesis.losing():
+                server.kill()
             await asyncio.to_thread(server.restart)
         await load.confirms(between)
     # The consumers that were there at the beginning have recovered by themselves.
@@ -99,8 +99,8 @@ async def failovers(crew, cluster, rounds, between):
             stream = crew.app.redis.keys.partition(TOPIC, number % crew.partitions).stream
             slot = cluster.slot_of(stream)
             primary = cluster.primary_of(slot)
-            crew.nemesis.write("lose")
-            primary.kill()
+            with crew.nemesis.losing():
+                primary.kill()
             await asyncio.to_thread(cluster.primary_of, slot)
             # All but what the dead one owned goes on; this waits for its partitions as well.
             await eventually(lambda: cluster_answers(crew), 30)

@@ -79,9 +79,9 @@ async def test_a_lost_lease_key_costs_nothing_but_a_renewal(make_crew, valkey_se
         keys = [crew.app.redis.keys.partition(TOPIC, index) for index in range(crew.partitions)]
 
         async def lose_leases():
-            crew.nemesis.write("lose")
-            for key in keys:
-                await crew.app.redis.call("DEL", key.lease(crew.group))
+            with crew.nemesis.losing():
+                for key in keys:
+                    await crew.app.redis.call("DEL", key.lease(crew.group))
 
         async with meanwhile(lose_leases, 0.3):
             await crew.send_many(1_000, pace_s=0.01)
@@ -103,10 +103,10 @@ async def test_a_group_that_vanishes_goes_on_where_all_was_settled(make_crew, st
             group.create_task(crew.send_many(400, seed=1, failing=0, pace_s=0.01))
             for _ in range(3):
                 await asyncio.sleep(0.1)
-                crew.nemesis.write("lose")
-                for index in range(crew.partitions):
-                    stream = crew.app.redis.keys.partition(TOPIC, index).stream
-                    await crew.app.redis.call("XGROUP", "DESTROY", stream, crew.group)
+                with crew.nemesis.losing():
+                    for index in range(crew.partitions):
+                        stream = crew.app.redis.keys.partition(TOPIC, index).stream
+                        await crew.app.redis.call("XGROUP", "DESTROY", stream, crew.group)
         await crew.drained()
         assert await is_quiet(server, 1)
         assert (await hand.counts())["trouble"] is None
@@ -125,8 +125,8 @@ async def test_an_emptied_server_is_noticed_and_waited_for(make_crew, start_serv
         await crew.at_work(hand)
         await crew.send_many(100, failing=0)
         await crew.drained()
-        crew.nemesis.write("lose")
-        await crew.app.redis.call("FLUSHALL")
+        with crew.nemesis.losing():
+            await crew.app.redis.call("FLUSHALL")
 
         async def told():
             trouble = (await hand.counts())["trouble"]

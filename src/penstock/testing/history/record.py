@@ -11,6 +11,8 @@ import hashlib
 import itertools
 import os
 import time
+from collections.abc import Generator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Literal, Self, TypeAlias, TypedDict, Unpack
 
@@ -150,6 +152,15 @@ class Recorder:
         if os.write(self._file, line) != len(line):
             raise OSError(f"the history {self.path} could not be written in full")
         return number
+
+    @contextmanager
+    def losing(self) -> Generator[None, None, None]:
+        """Note that the server loses something, at a moment within the block."""
+        self.write("lose")
+        try:
+            yield
+        finally:
+            self.write("lose")
 
     def close(self) -> None:
         """Close the file. May come twice."""
