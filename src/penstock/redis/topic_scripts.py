@@ -43,10 +43,20 @@ class TopicScripts(ScriptCaller):
         return await self.run("acquire", (lease, epochs), arguments)
 
     async def refence(
-        self, *, epochs: str, group: str, epoch: int, fences: str, number: int, ttl_ms: int
+        self,
+        *,
+        lease: str,
+        epochs: str,
+        group: str,
+        owner: str,
+        epoch: int,
+        fences: str,
+        number: int,
+        ttl_ms: int,
     ) -> bool:
         """Let no read sent until now deliver a message; False if the partition is not ours."""
-        return bool(await self.run("refence", (epochs,), (group, epoch, fences, number, ttl_ms)))
+        arguments = (group, owner, epoch, fences, number, ttl_ms)
+        return bool(await self.run("refence", (lease, epochs), arguments))
 
     async def renew(
         self,

@@ -98,8 +98,10 @@ class Claim:
         """
         number = self._fence_number + 1
         held = await self._scripts.refence(
+            lease=self._lease,
             epochs=self.keys.epochs,
             group=self.source.group,
+            owner=self.owner,
             epoch=self.epoch,
             fences=self.keys.fence(self.source.group, 0).removesuffix("0"),
             number=number,

@@ -80,10 +80,11 @@ class Desk:
             ttl_ms=LEASE_MS,
         )
 
-    async def refence(self, epoch: int, number: int) -> bool:
+    async def refence(self, epoch: int, number: int, owner: str = "anna") -> bool:
         return await self.scripts.refence(
-            **self._keys("epochs"),
+            **self._keys("lease", "epochs"),
             group=GROUP,
+            owner=owner,
             epoch=epoch,
             fences=self._fences,
             number=number,

@@ -143,7 +143,15 @@ TOPICS = Engine(
             )
         ],
         "refence": [
-            call("refence", "epochs", **HELD, fences=fences, number=EPOCH + 1, ttl_ms=1000)
+            call(
+                "refence",
+                "lease epochs",
+                **HELD,
+                owner="owner",
+                fences=fences,
+                number=EPOCH + 1,
+                ttl_ms=1000,
+            )
         ],
         "renew": [call("renew", "lease epochs fence", **HELD, owner="owner", ttl_ms=1000)],
         "release": [

@@ -15,21 +15,21 @@
 --           0    somebody owns it
 --          -1    the group is not registered here
 
-local epoch, last = unpack(redis.call('HMGET', KEYS[2], ARGV[1], ARGV[1] .. ':fence'))
+local epoch, number = unpack(redis.call('HMGET', KEYS[2], ARGV[1], ARGV[1] .. ':fence'))
 if not epoch then return -1 end
 local owner = redis.call('GET', KEYS[1])
 if owner and owner ~= ARGV[2] then
   if owner ~= ARGV[5] or redis.call('PTTL', KEYS[1]) <= tonumber(ARGV[3]) then return 0 end
 end
+-- Include: fences
 -- Never an epoch that was there before, even if the group, the topic or the server began anew.
 local time = redis.call('TIME')
-local next = math.max((last or epoch) + 1, time[1] * 1000000 + time[2])
+local next = math.max(next_number(epoch, number), time[1] * 1000000 + time[2])
 local fence = ARGV[4] .. string.format('%.0f', next)
 local fault = fault_in('STREAM', fence)
 if fault then return fault end
--- Include: fences
-tear_down(ARGV[4] .. (last or epoch), ARGV[1])
-if last then redis.call('HDEL', KEYS[2], ARGV[1] .. ':fence') end
+tear_down_all(ARGV[4], ARGV[1], epoch, number)
+if number then redis.call('HDEL', KEYS[2], ARGV[1] .. ':fence') end
 redis.call('HSET', KEYS[2], ARGV[1], string.format('%.0f', next))
 redis.call('SET', KEYS[1], ARGV[2], 'PX', ARGV[3])
 redis.call('XGROUP', 'CREATE', fence, ARGV[1], '$', 'MKSTREAM')

@@ -25,10 +25,9 @@ redis.call('HDEL', KEYS[3], ARGV[1])
 if redis.call('EXISTS', KEYS[1]) == 1 then
   known = redis.call('XGROUP', 'DESTROY', KEYS[1], ARGV[1])
 end
-local epoch, last = unpack(redis.call('HMGET', KEYS[2], ARGV[1], ARGV[1] .. ':fence'))
-if epoch then
-  known = 1
-  redis.call('DEL', ARGV[2] .. (last or epoch))
-  redis.call('HDEL', KEYS[2], ARGV[1], ARGV[1] .. ':fence')
+-- An earlier version does not know renewed fences: either may be there, or a number without a group.
+for _, number in pairs(redis.call('HMGET', KEYS[2], ARGV[1], ARGV[1] .. ':fence')) do
+  if number then redis.call('DEL', ARGV[2] .. number) end
 end
+if redis.call('HDEL', KEYS[2], ARGV[1], ARGV[1] .. ':fence') > 0 then known = 1 end
 return known

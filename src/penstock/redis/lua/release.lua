@@ -28,8 +28,8 @@ for first = 5, #ARGV, MANY do
 end
 if redis.call('GET', KEYS[1]) == ARGV[2] then redis.call('DEL', KEYS[1]) end
 -- Include: fences
-tear_down(number and (string.gsub(KEYS[3], '%d+$', number)) or KEYS[3], ARGV[1])
+tear_down_all((string.gsub(KEYS[3], '%d+$', '')), ARGV[1], epoch, number)
 -- The epoch ends with it: a renewal of the heartbeat thread that is still on its way is refused.
 redis.call('HDEL', KEYS[2], ARGV[1] .. ':fence')
-redis.call('HSET', KEYS[2], ARGV[1], string.format('%.0f', (number or ARGV[3]) + 1))
+redis.call('HSET', KEYS[2], ARGV[1], string.format('%.0f', next_number(epoch, number)))
 return 1

@@ -17,7 +17,7 @@
 --          -1  there is no such partition
 
 if redis.call('EXISTS', KEYS[1]) == 0 then return -1 end
-local epoch, last = unpack(redis.call('HMGET', KEYS[2], ARGV[1], ARGV[1] .. ':fence'))
+local epoch, number = unpack(redis.call('HMGET', KEYS[2], ARGV[1], ARGV[1] .. ':fence'))
 local known = epoch
 for _, group in ipairs(redis.call('XINFO', 'GROUPS', KEYS[1])) do
   if group[2] == ARGV[1] then known = true end
@@ -35,12 +35,12 @@ if not string.match(start, '^%d+$') and not string.match(start, '^%d+%-%d+$') th
   return redis.error_reply('ERR no position in a stream: ' .. start)
 end
 -- Include: fences
-tear_down(ARGV[3] .. (last or epoch or '0'), ARGV[1])
+tear_down_all(ARGV[3], ARGV[1], epoch or '0', number)
 redis.call('DEL', KEYS[4], KEYS[5], KEYS[6])
 -- What is pending goes with the old group.
 redis.call('XGROUP', 'DESTROY', KEYS[1], ARGV[1])
 redis.call('XGROUP', 'CREATE', KEYS[1], ARGV[1], start)
 redis.call('HSET', KEYS[3], ARGV[1], start)
 redis.call('HDEL', KEYS[2], ARGV[1] .. ':fence')
-redis.call('HSET', KEYS[2], ARGV[1], string.format('%.0f', (last or epoch or 0) + 1))
+redis.call('HSET', KEYS[2], ARGV[1], string.format('%.0f', next_number(epoch or 0, number)))
 return 1
