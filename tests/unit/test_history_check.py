@@ -558,6 +558,27 @@ def test_an_attempt_is_not_counted_twice(script):
     assert script.convicted() == {"I12"}
 
 
+def test_a_number_comes_again_once_for_each_attempt_that_was_taken_back(script):
+    script.sent()
+    for actor in ("w1", "w2"):
+        script.start(actor=actor)
+        script.finish(actor=actor)
+        script("nemesis", "lose", victim=actor)
+    script("w1", "uncharge", msg="1-0", partition=0, group="g")
+    assert script.verdict(max_attempts=1).ok
+    script.run(actor="w3")
+    assert script.convicted() == {"I12"}
+    assert script.convicted(max_attempts=1) == {"I11", "I12"}
+
+
+def test_taking_back_what_never_began_excuses_no_repeat(script):
+    script.sent()
+    script("w", "uncharge", msg="1-0", partition=0, group="g")
+    script.run(phase="fail", op="retry", attempt=1)
+    script.run(attempt=1)
+    assert script.convicted() == {"I12"}
+
+
 def test_a_gap_between_attempts_is_convicted_unless_allowed(script):
     script.sent()
     script.run(phase="fail", op="retry", attempt=1)

@@ -63,7 +63,7 @@ class Diary:
     def record(self, scripts) -> None:
         """Stand before the scripts that change something."""
         acquire, settle = scripts.acquire, scripts.settle
-        retry_later, bury = scripts.retry_later, scripts.bury
+        retry_later, bury, uncharge = scripts.retry_later, scripts.bury, scripts.uncharge
         write = self._recorder.write
 
         async def acquire_(**options):
@@ -94,7 +94,13 @@ class Diary:
                 self._buried[place] = write("dead", "invoke", **about)
             return await bury(**options)
 
-        scripts.acquire, scripts.settle = acquire_, settle_
+        async def uncharge_(**options):
+            partition = self._by_stream[options["stream"]]
+            for id_ in options["ids"]:
+                write("uncharge", group=self._group, partition=partition, msg=id_.decode())
+            return await uncharge(**options)
+
+        scripts.acquire, scripts.settle, scripts.uncharge = acquire_, settle_, uncharge_
         scripts.retry_later, scripts.bury = retry_later_, bury_
 
     def _ended(self, op, partition, id_, fence):

@@ -72,9 +72,12 @@ class Run:
     fence: int | None
     finish: Event | None = None
     accepted: bool = False
+    taken_back: bool = False
+    """Its owner had lost the lease, and took the attempt back afterwards."""
 
     @property
     def charged(self) -> bool:
+        """Whether it was counted when it began, and was not handed back by its owner."""
         return self.finish is None or self.finish.phase != "cancelled"
 
     @property
@@ -223,6 +226,7 @@ class Ledger:
             "ack": self._read_write,
             "retry": self._read_write,
             "dead": self._read_write,
+            "uncharge": self._read_uncharge,
             "replay": self._read_replay,
             "grant": self._read_grant,
             "claim": self._read_claim,
@@ -267,6 +271,12 @@ class Ledger:
         track.writes.append(Write(event, fence, since, outcome))
         if run is not None and outcome == "accepted":
             run.accepted = True
+
+    def _read_uncharge(self, event: Event) -> None:
+        track = self.tracks.get((event.group, event.partition, event.msg))
+        run = track.last_run_of(event) if track else None
+        if run is not None:  # else it was fetched and never begun
+            run.taken_back = True
 
     def _read_grant(self, event: Event) -> None:
         invoke = self._invoke_of(event)

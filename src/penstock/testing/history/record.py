@@ -27,6 +27,7 @@ Op: TypeAlias = Literal[
     "ack",  # a run is settled: invoke, then accepted | refused (stale) | fail | unknown
     "retry",  # it shall run again: phases as for ack
     "dead",  # it is dead-lettered: phases as for ack
+    "uncharge",  # the attempt of a run is taken back, so its number may come again: no phases
     "replay",  # a dead letter becomes a message again, under an id of its own
     "grant",  # a lease is given, with its fence: invoke, then ok
     "claim",  # a job is taken in hand, with a fence of this claim alone: ok, many to one invoke

@@ -53,22 +53,25 @@ def _ended_to_be_repeated(track: Track, earlier: Run, later: Run) -> bool:
 
 def _attempts_are_kept(track: Track, rules: Rules, findings: Findings) -> None:
     charged = [run for run in track.runs if run.charged]
+    taken_back = sum(run.taken_back for run in charged)
     if rules.max_attempts is not None:
         findings.examined["I11"] += 1
-        if len(charged) > rules.max_attempts:
+        if len(charged) - taken_back > rules.max_attempts:
             text = f"{track.sent} was started {len(charged)} times in group {track.group!r}"
-            text += f", {rules.max_attempts} are allowed"
+            text += f", {rules.max_attempts} are allowed and {taken_back} were taken back"
             findings.add("I11", text, *(run.start for run in charged))
     attempts = [run.start.attempt for run in charged]
     if not attempts or not all(attempts):
         return  # the history does not tell them
     findings.examined["I12"] += 1
     # A stale owner may start late, so the numbers count, and not the order between owners.
-    complete = list(range(1, len(attempts) + 1))
-    if len(set(attempts)) != len(attempts) or (
-        not rules.attempt_gaps and sorted(attempts) != complete
+    numbers = set(attempts)
+    repeats = len(attempts) - len(numbers)
+    if repeats > taken_back or (
+        not rules.attempt_gaps and numbers != set(range(1, len(numbers) + 1))
     ):
         text = f"{track.sent} ran in group {track.group!r} as attempts {attempts}"
+        text += f" of which {taken_back} were taken back"
         findings.add("I12", text, *(run.start for run in charged))
 
 
