@@ -7,6 +7,7 @@ import pytest
 from penstock.coordination.runs.runs import Runs
 from penstock.redis.client import Client
 from penstock.redis.codec import Codec
+from penstock.redis.escaping import escaped
 from penstock.settings import Settings
 
 from .shell import refused
@@ -112,3 +113,28 @@ async def test_a_program_gets_everything_as_json(shell, runs):
     assert view["at_ms"] > record["started_ms"] - 1_000
     text = shell.ok("run", "show", RUN, "--failures", "2")
     assert "and 3 failures more" in text
+
+
+async def test_failures_are_paged_and_settled_whatever_the_bytes_of_their_items(shell, runs):
+    run = await runs.start("r")
+    items = [b"a b", b"\xff\xfe", b"\xff", b"back\\slash", "é".encode(), b"\x1b[31m\n", b"\\xff"]
+    for item in items:
+        await run.client.call("ZADD", run.keys.failures, 5, item)
+    seen, page = [], shell.json("run", "failures", "r", "--count", "2")
+    while True:
+        seen += [one["item"] for one in page["failures"]]
+        if page["cursor"] is None:
+            break
+        page = shell.json("run", "failures", "r", "--count", "2", "--after", page["cursor"])
+    assert len(seen) == len(items)
+    text = shell.ok("run", "failures", "r", "--count", "6")
+    assert text.splitlines()[-1].startswith("more: --after '5 ")
+    assert "\x1b" not in text
+    for item in items:
+        shown = escaped(item)
+        assert f"the failure of {shown} is settled" in shell.ok("run", "resolve", "r", shown)
+    assert shell.ok("run", "failures", "r") == "no open failures\n"
+    assert refused(shell("run", "resolve", "r", "a b"), 1, "no open failure of a b")
+    assert refused(shell("run", "resolve", "r", "\\q"), 2, "expected \\xHH")
+    assert refused(shell("run", "failures", "nobody"), 1, "no run 'nobody'")
+    assert refused(shell("run", "failures", "r", "--after", "x"), 1, "that of an earlier page")

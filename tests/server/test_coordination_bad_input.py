@@ -365,7 +365,7 @@ CALLS = {
     ),
     "run resolve": (
         lambda app: lambda x: app.runs.open("run").resolve(x),
-        ["", LONG, *LONE, ENDLESS, *(bad for bad in NO_TEXTS if type(bad) is not int)],
+        ["", LONG, *LONE, ENDLESS, *(bad for bad in NO_TEXTS if type(bad) not in {int, bytes})],
     ),
     "run claim limit": (lambda app: lambda x: app.runs.open("run").claim_due(x), NO_COUNTS),
     "run claim lease": (
@@ -375,7 +375,7 @@ CALLS = {
     "run failures limit": (lambda app: lambda x: app.runs.open("run").failures(x), NO_COUNTS),
     "run failures cursor": (
         lambda app: lambda x: app.runs.open("run").failures(cursor=x),
-        ["x", "5", " ", "5 ", " x", "१ x", "- x", "nan x", "5\0 x", "5 \ud800", 5, b"5 x", []],
+        ["x", "5", " ", "5 \\", " x", "१ x", "- x", "nan x", "5\0 x", "5 \ud800", 5, b"5 x", []],
     ),
     "run due_failures": (lambda app: lambda x: app.runs.open("run").due_failures(x), NO_COUNTS),
     "run events after": (

@@ -20,6 +20,7 @@ from penstock.errors import (
     SlotLost,
     SlotsTaken,
 )
+from penstock.redis.keys import Keys
 from penstock.settings import FeedSettings, OnceSettings, Settings, SlotSettings
 from penstock.sync import Penstock
 from penstock.testing.servers import wait_until
@@ -281,6 +282,20 @@ def test_a_value_that_cannot_be_made_is_made_by_the_next(app, error):
     with pytest.raises(RuntimeError if error is StopIteration else error):
         cache.get_or_set("front_door", fail)
     assert cache.get_or_set("front_door", lambda: 1) == 1
+
+
+def test_failures_are_paged_whatever_the_bytes_of_their_items(app, namespace):
+    run = app.runs.start("run")
+    items = [b"\xff%d" % number for number in range(7)]
+    for item in items:
+        app.redis.call("ZADD", Keys(namespace).run("run").failures, 5, item)
+    seen, page = [], run.failures(2)
+    while page.cursor is not None:
+        seen += page.failures
+        page = run.failures(2, page.cursor)
+    seen += page.failures
+    assert [failure.raw for failure in seen] == items
+    assert all(run.resolve(failure.raw) for failure in seen)
 
 
 def test_the_rest_of_the_cache(app):

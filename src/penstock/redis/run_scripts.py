@@ -119,7 +119,7 @@ class RunScripts(ScriptCaller):
         )
 
     async def resolve_failure(
-        self, *, keys: RunKeys, token: str, item: str, keep_ms: int, cap: int
+        self, *, keys: RunKeys, token: str, item: str | bytes, keep_ms: int, cap: int
     ) -> int:
         """Settle a failure: 1, 0 if it was not open, -1 no run."""
         return await self.run("resolve_failure", _all(keys), (token, item, keep_ms, cap))
@@ -131,7 +131,7 @@ class RunScripts(ScriptCaller):
         return await self.run("claim_failures", _all(keys), (token, most, lease_ms))
 
     async def look_at_failures(
-        self, *, keys: RunKeys, most: int, due_only: bool, score: str, item: str
+        self, *, keys: RunKeys, most: int, due_only: bool, score: str, item: bytes
     ) -> list[bytes]:
         """Show failures as they are due, after a score and an id: id, score and facts of each."""
         places = (keys.failures, keys.failure_info)

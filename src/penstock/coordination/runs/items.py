@@ -21,6 +21,7 @@ from penstock.coordination.runs.values import (
 from penstock.delivery.retries import Exponential
 from penstock.delivery.times import wait_s
 from penstock.errors import InvalidItem, RunMissing
+from penstock.redis.escaping import escaped
 
 __all__ = ["RunItems"]
 
@@ -81,7 +82,7 @@ class RunItems(RunHandle):
                 "SSCAN", self.keys.processed, cursor, "COUNT", MOST_AT_ONCE
             )
             for item in found:
-                yield item.decode(errors="replace")
+                yield item.decode(errors="backslashreplace")
             if cursor == b"0":
                 return
 
@@ -126,9 +127,12 @@ class RunItems(RunHandle):
             )
         )
 
-    async def resolve(self, item: ItemId) -> bool:
-        """Settle a failure without its item being processed; False if none was open."""
-        (name,) = check_items([item])
+    async def resolve(self, item: ItemId | bytes) -> bool:
+        """Settle a failure without its item being processed; False if none was open.
+
+        An item whose name is not UTF-8 is named by its bytes: see `Failure.raw`.
+        """
+        name = item if isinstance(item, bytes) else check_items([item])[0]
         done = await self._act(
             lambda token: self.client.scripts.resolve_failure(
                 keys=self.keys, token=token, item=name, keep_ms=self._keep_ms, cap=self._cap
@@ -169,13 +173,13 @@ class RunItems(RunHandle):
     ) -> FailurePage:
         check_whole("limit", limit, 1)
         most = min(limit, MOST_AT_ONCE)
-        score, item = ("", "") if cursor is None else check_cursor(cursor)
+        score, item = ("", b"") if cursor is None else check_cursor(cursor)
         rows = await self.client.scripts.look_at_failures(
             keys=self.keys, most=most, due_only=due_only, score=score, item=item
         )
         found = read_failures(rows)
         is_last = len(found) < most
-        after = None if is_last else f"{rows[-2].decode()} {found[-1].item}"
+        after = None if is_last else f"{rows[-2].decode()} {escaped(rows[-3])}"
         return FailurePage(failures=found, cursor=after)
 
 

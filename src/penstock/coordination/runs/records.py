@@ -83,7 +83,7 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
         texts = _texts(stored)
         get = texts.get
         return cls(
-            id=get("dag_run_id") or run,
+            id=run,  # whatever the hash says: by this it is found again
             kind=get("kind", ""),
             status=get("status", ""),
             version=_int(get("version")) or 0,
@@ -105,6 +105,7 @@ class Failure(msgspec.Struct, frozen=True, kw_only=True):
     """Something that failed in a run and is not settled. Times are epoch ms."""
 
     item: str
+    """Its id; bytes that are not UTF-8 are shown as `\\xHH`."""
     attempts: int = 0
     """How often it failed."""
     error_type: str = ""
@@ -115,6 +116,8 @@ class Failure(msgspec.Struct, frozen=True, kw_only=True):
     """When it is to be tried again; None for never, unless somebody does so by hand."""
     api_calls: int = 0
     """Calls that its attempts made, all together."""
+    raw: bytes = b""
+    """The id's bytes where they are not UTF-8, for `Run.resolve`; else empty."""
 
 
 class FailurePage(msgspec.Struct, frozen=True, kw_only=True):
@@ -173,8 +176,10 @@ def _failure(item: bytes, score: bytes, stored: bytes) -> Failure:
     except _UNREADABLE:
         info = _FailureInfo()
     due = float(score)
+    name = item.decode(errors="backslashreplace")
     return Failure(
-        item=item.decode(errors="replace"),
+        item=name,
+        raw=b"" if name.encode() == item else item,
         attempts=int(info.attempts),
         error_type=info.error_type,
         error=info.error,

@@ -25,13 +25,13 @@ from penstock.redis.client import Client
 from penstock.redis.codec import Codec
 from penstock.redis.keys.names import MAX_ID
 
-__all__ = ["Runs"]
+__all__ = ["GRACE_MS", "Runs"]
 
 quiet = RateLimitedLog(logging.getLogger(__name__))
 
 _PAGE: Final = 100
 _SWEPT_PER_START: Final = 20
-_GRACE_MS: Final = 600_000
+GRACE_MS: Final = 600_000
 """A run that was registered so lately may be about to get its record."""
 
 
@@ -168,7 +168,7 @@ class Runs:
             part = ids[start : start + _PAGE]
             try:
                 await self._client.scripts.forget_runs(
-                    registry=self._registry, grace_ms=_GRACE_MS, runs=part
+                    registry=self._registry, grace_ms=GRACE_MS, runs=part
                 )
             except ServerError:
                 return  # whoever looks next does it

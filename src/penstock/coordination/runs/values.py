@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterable, Mapping
+from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Final, TypeAlias
 
@@ -12,6 +13,7 @@ import msgspec
 from penstock.coordination.runs.records import FINAL, OWN_FIELDS, STATUSES
 from penstock.errors import InvalidItem, InvalidName
 from penstock.errors.base import shown
+from penstock.redis.escaping import unescaped
 from penstock.redis.keys.names import MAX_ID
 from penstock.redis.wire import Argument
 
@@ -117,12 +119,13 @@ def check_expected(expect: str | Collection[str] | None) -> str:
     return f",{','.join(map(check_status, statuses))},"
 
 
-def check_cursor(cursor: str) -> tuple[str, str]:
-    """Return the score and the id of the failure that ended an earlier page."""
+def check_cursor(cursor: str) -> tuple[str, bytes]:
+    """Return the score and the id of the failure that ended an earlier page, byte for byte."""
     if isinstance(cursor, str):  # pyright: ignore[reportUnnecessaryIsInstance]
-        score, _, item = cursor.partition(" ")
-        if _is_score(score) and item and _is_text(item):
-            return score, item
+        score, blank, item = cursor.partition(" ")
+        with suppress(ValueError):
+            if _is_score(score) and blank:
+                return score, unescaped(item)
     raise InvalidItem(f"cursor {shown(cursor)}: expected that of an earlier page")
 
 

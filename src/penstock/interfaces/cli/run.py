@@ -1,17 +1,29 @@
-"""`penstock run`: see how runs are, what failed in them and what happened last."""
+"""`penstock run`: see how runs are, what failed in them and what happened last; settle failures."""
 
 from __future__ import annotations
 
+import shlex
 from typing import Any
 
 import click
 
-from penstock.coordination.runs.records import STATUSES, Failure, RunEvent, RunRecord, TaskStart
+from penstock.app import Penstock
+from penstock.coordination.runs.records import (
+    STATUSES,
+    Failure,
+    FailurePage,
+    RunEvent,
+    RunRecord,
+    TaskStart,
+)
+from penstock.delivery.looking import now_ms
 from penstock.inspector.runs import RunView, show_run
 from penstock.interfaces.cli.administer import with_app
 from penstock.interfaces.cli.main import pass_settings
-from penstock.interfaces.cli.output import encode_json, json_option, say, say_json
+from penstock.interfaces.cli.output import ExitCode, encode_json, fail, json_option, say, say_json
+from penstock.interfaces.cli.values import raw_bytes
 from penstock.interfaces.cli.wording import age, moment, plural, table
+from penstock.redis.escaping import escaped
 from penstock.settings import Settings
 
 __all__ = ["run"]
@@ -23,7 +35,7 @@ _SHOWN = 80
 
 @click.group()
 def run() -> None:
-    """See how runs are, what failed in them and what happened last."""
+    """See how runs are, what failed in them and what happened last; settle failures."""
 
 
 @run.command("list")
@@ -76,6 +88,54 @@ def show(settings: Settings, id_: str, failures: int, events: int, as_json: bool
     _show_events(view.events)
 
 
+@run.command()
+@click.argument("id_", metavar="ID")
+@click.option("--count", type=click.IntRange(1, _MOST), default=100, help="At most (default: 100).")
+@click.option("--after", metavar="CURSOR", help="Go on after an earlier page, as that one says.")
+@json_option
+@pass_settings
+def failures(settings: Settings, id_: str, count: int, after: str | None, as_json: bool) -> None:
+    r"""List open failures of a run, those due first, each once.
+
+    Bytes of an item that are not printable text are shown as \xHH, a backslash as two. Exits 1 if
+    there is no such run. Example: penstock run failures nightly --count 20
+    """
+
+    async def ask(app: Penstock) -> tuple[FailurePage, int]:
+        run = app.runs.open(id_)
+        await run.record()
+        return await run.failures(count, after), now_ms(await app.redis.call("TIME"))
+
+    page, at_ms = with_app(settings, ask)
+    if as_json:
+        say_json(page)
+    elif not page.failures:
+        say("no more failures" if after else "no open failures")
+    else:
+        _failure_table(page.failures, at_ms)
+        if page.cursor is not None:
+            say(f"more: --after {shlex.quote(page.cursor)}")
+
+
+@run.command()
+@click.argument("id_", metavar="ID")
+@click.argument("item", type=raw_bytes)
+@json_option
+@pass_settings
+def resolve(settings: Settings, id_: str, item: bytes, as_json: bool) -> None:
+    r"""Settle an open failure of a run: its item is not tried again.
+
+    Write the item as `penstock run failures` shows it. Exits 1 if no such failure is open. Example:
+    penstock run resolve nightly 'docket-\xff'
+    """
+    if not with_app(settings, lambda app: app.runs.open(id_).resolve(item)):
+        fail(f"run {id_} has no open failure of {escaped(item)}", ExitCode.FOUND)
+    if as_json:
+        say_json({"run": id_, "item": escaped(item), "resolved": True})
+    else:
+        say(f"run {id_}: the failure of {escaped(item)} is settled")
+
+
 def _show_record(record: RunRecord) -> None:
     say(f"run {record.id}: {record.status}", bold=True)
     facts = {
@@ -98,14 +158,22 @@ def _show_record(record: RunRecord) -> None:
 
 def _show_failures(view: RunView) -> None:
     say("")
-    rows = [
-        (one.attempts, one.api_calls, _due(one, view.at_ms), one.item, _cut(_error(one)))
-        for one in view.failures
-    ]
-    table(("ATTEMPTS", "CALLS", "DUE", "ITEM", "ERROR"), rows)
+    _failure_table(view.failures, view.at_ms)
     more = view.run.failures - len(view.failures)
     if more > 0:
-        say(f"and {plural(more, 'failure')} more")
+        say(f"and {plural(more, 'failure')} more: penstock run failures {shlex.quote(view.run.id)}")
+
+
+def _failure_table(failures: list[Failure], at_ms: int) -> None:
+    rows = [
+        (
+            *(one.attempts, one.api_calls, _due(one, at_ms)),
+            escaped(one.raw or one.item.encode()),
+            _cut(_error(one)),
+        )
+        for one in failures
+    ]
+    table(("ATTEMPTS", "CALLS", "DUE", "ITEM", "ERROR"), rows)
 
 
 def _due(failure: Failure, now_ms: int) -> str:

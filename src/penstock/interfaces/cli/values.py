@@ -12,6 +12,7 @@ import click
 
 from penstock.delivery.times import resolve_position, wait_s
 from penstock.interfaces.cli.output import ExitCode, fail
+from penstock.redis.escaping import unescaped
 from penstock.runtime.logs import cleaned
 from penstock.topics.durability import Durability, replicated
 from penstock.topics.partitioners import Crc32, JavaHash, Partitioner
@@ -27,6 +28,7 @@ __all__ = [
     "partitioner_of",
     "partitioner_option",
     "position",
+    "raw_bytes",
     "size",
     "yes_option",
 ]
@@ -83,6 +85,14 @@ def position(given: str) -> str:
     """A place in a topic, as `resolve_position` returns it."""
     try:
         return resolve_position(given)
+    except ValueError as error:
+        raise click.BadParameter(str(error)) from None
+
+
+def raw_bytes(given: str) -> bytes:
+    r"""Bytes as commands show them: printable text, `\xHH` and doubled backslashes."""
+    try:
+        return unescaped(given)
     except ValueError as error:
         raise click.BadParameter(str(error)) from None
 
