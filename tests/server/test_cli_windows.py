@@ -1,5 +1,7 @@
 """`penstock window`, as a person or a script meets it."""
 
+import json
+
 import pytest
 
 from penstock import JavaHash
@@ -65,7 +67,11 @@ def test_all_batches_are_closed(shell, valkey_server, in_code):
     *closed, words = shell.ok("window", "close", "batch", "--all").splitlines()
     assert sorted(closed) == sorted(ids)
     assert words == "30 closed"
-    assert shell.json("window", "close", "batch", "--all") == {"window": "batch", "closed": []}
+    assert shell.json("window", "close", "batch", "--all") == {
+        "window": "batch",
+        "closed": [],
+        "refused": [],
+    }
     assert shell.json("queue", "status", "analysis_queue")["queue_length"] == 30
 
 
@@ -79,6 +85,32 @@ def test_what_a_full_queue_does_not_take_stays_open(shell, valkey_server, in_cod
     [left] = shell.json("window", "list")[0]["batches"]
     assert refused(shell("window", "close", "batch", left["key"]), 1, "analysis_queue")
     assert shell.json("window", "list")[0]["open"] == 1
+
+
+@pytest.mark.usefixtures("leaves_foreign_keys")
+def test_batches_that_cannot_be_closed_are_named_and_the_rest_is_closed(
+    shell, valkey_server, in_code
+):
+    async def spoil(app):
+        ids = await gather(app, "a", "broken", "z")
+        place = app.redis.keys.window("analysis_queue", "broken")
+        await app.redis.call("UNLINK", place.current)
+        await app.redis.call("RPUSH", place.current, "foreign")
+        due = app.redis.keys.window_index("analysis_queue", "batch").due
+        await app.redis.call("ZADD", due, 5, "broken")
+        return ids
+
+    ids = in_code(valkey_server, spoil)
+    done = shell("window", "close", "batch", "--all", "--json")
+    assert done.returncode == 1
+    told = json.loads(done.stdout)
+    assert sorted(told["closed"]) == sorted([ids[0], ids[2]])
+    assert [one["key"] for one in told["refused"]] == ["broken"]
+    assert "WRONGTYPE" in told["refused"][0]["problem"]
+    assert "not closed: broken: " in done.stderr
+    again = shell("window", "close", "batch", "--all")
+    assert (again.returncode, again.stdout) == (1, "0 closed\n")
+    assert "1 could not be closed" in again.stderr
 
 
 async def gather_for_topic(app):

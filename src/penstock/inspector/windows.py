@@ -8,7 +8,9 @@ from typing import Final
 import msgspec
 
 from penstock.app import Penstock
+from penstock.coordination.saying import to_bytes, to_text
 from penstock.coordination.windows.batches import OpenBatch
+from penstock.coordination.windows.looking import stored_ms
 from penstock.coordination.windows.records import WindowRecord, read_records
 from penstock.coordination.windows.targets import Place
 from penstock.coordination.windows.window import Window
@@ -16,15 +18,15 @@ from penstock.errors import (
     CommandRefused,
     ConfigError,
     CoordinationError,
-    InvalidItem,
     InvalidName,
-    PenstockError,
+    ScriptFailed,
     ServerError,
     TopicMissing,
 )
 
 __all__ = [
     "BatchView",
+    "ClosedBatch",
     "WindowView",
     "batch_view",
     "close_all",
@@ -74,6 +76,17 @@ class WindowView(msgspec.Struct, frozen=True, kw_only=True):
     """Why its batches cannot be shown: others have stored something else in its place."""
 
 
+class ClosedBatch(msgspec.Struct, frozen=True, kw_only=True):
+    """What became of a batch that was to be closed."""
+
+    key: str
+    """Empty if none of the batches of a queue or topic can be closed."""
+    batch_id: str = ""
+    """Empty if it could not be closed."""
+    problem: str = ""
+    """Why it could not be closed."""
+
+
 async def list_windows(app: Penstock, most: int = 100) -> list[WindowView]:
     """Every window that was ever used, with at most so many open batches each, by name.
 
@@ -113,31 +126,68 @@ async def close_one(app: Penstock, name: str, key: str) -> str | None:
     return None
 
 
-async def close_all(app: Penstock, name: str) -> AsyncIterator[str]:
-    """Close the batches that are open now: their ids, each when it is closed.
+async def close_all(app: Penstock, name: str, *, page: int = _PAGE) -> AsyncIterator[ClosedBatch]:
+    """Close the batches that are open now, each told when it is closed or could not be.
 
-    As `close_one` for each of them, and four round trips for each 500. What cannot be closed is
-    raised after the rest.
+    Every batch that was open before and after the call is seen, however many cannot be closed.
+    QueueFull as soon as there is no room; CoordinationError if there is no such window. One round
+    trip for each batch, and three for each `page` of them.
     """
     records, now_ms = await registered(app, name), await _now_ms(app)
-    refused: PenstockError | None = None
     for record in records:
-        window, more = _opened(app, record), True
-        while more:
-            more = False
-            for batch in await _open_batches(window, _PAGE):
-                if batch.started_ms > now_ms:
+        try:
+            window = _opened(app, record)
+            for place in await _places(window):
+                async for one in _close_at(app, window, place, now_ms, page):
+                    yield one
+        except (CommandRefused, ConfigError, InvalidName) as error:  # one target hides no other
+            yield ClosedBatch(key="", problem=f"into {record.kind} {record.target}: {error}")
+
+
+async def _close_at(
+    app: Penstock, window: Window, place: Place, now_ms: int, page: int
+) -> AsyncIterator[ClosedBatch]:
+    """Close the batches at one place. By ZSCAN: what is put off meanwhile moves, and is seen."""
+    cursor, refused = b"0", set[bytes]()
+    while True:
+        cursor, flat = await app.redis.call("ZSCAN", place.index.due, cursor, "COUNT", page)
+        due = dict(zip(flat[::2], map(float, flat[1::2]), strict=True))
+        names = sorted(due.keys() - refused, key=lambda name: (due[name], name))
+        for start in range(0, len(names), page):  # a small set comes as one, whatever its size
+            part = names[start : start + page]
+            for one, began in zip(part, await _began(app, place, part), strict=True):
+                if began > now_ms:
                     continue  # others go on adding: it began after we did
                 try:
-                    closed = await _close(window, batch.key)
-                except (CommandRefused, InvalidItem, InvalidName) as error:
-                    refused = refused or error
-                    continue
-                if closed:
-                    more = True
-                    yield closed
-    if refused is not None:
-        raise refused
+                    closed = await _close_named(window, place, one)
+                except (CommandRefused, ScriptFailed) as error:
+                    refused.add(one)
+                    yield ClosedBatch(key=_key_of(window, one), problem=str(error))
+                else:
+                    if closed:
+                        yield ClosedBatch(key=_key_of(window, one), batch_id=closed)
+        if cursor == b"0":
+            return
+
+
+async def _began(app: Penstock, place: Place, names: Sequence[bytes]) -> list[int]:
+    """When batches began, in ms; 0 where that cannot be read. Two round trips."""
+    ids = await app.redis.pipeline(
+        [("GET", to_bytes(place.current(to_text(one)), "key")) for one in names]
+    )
+    for reply in ids:
+        if isinstance(reply, ServerError) and not isinstance(reply, CommandRefused):
+            raise reply  # could not look: that is not the same as a batch of others
+    batches = [to_text(reply) if isinstance(reply, bytes) else "" for reply in ids]
+    told = await app.redis.pipeline(
+        [("GET", to_bytes(place.batch(batch, "started_at"), "key")) for batch in batches]
+    )
+    return [stored_ms(text) if isinstance(text, bytes) else 0 for text in told]
+
+
+def _key_of(window: Window, name: bytes) -> str:
+    key = window.items.key(name.decode(errors="backslashreplace"))
+    return key.encode(errors="backslashreplace").decode()
 
 
 async def _view(app: Penstock, record: WindowRecord, most: int) -> WindowView:
@@ -210,14 +260,19 @@ async def _close(window: Window, key: str) -> str | None:
     """Close the batch of a key, wherever it is: only its programs know the topic's partitioner."""
     name, _ = window.items.window(key)
     for place in await _places(window):
-        status, _, length, closed, packed = await window.close_at(place, _REASON, name)
-        if packed:
-            await window.target.note_losses(packed)
-        if status <= 0:
-            raise window.target.refusal(status, length)
-        if closed:
-            return closed[0].decode(errors="replace")
+        if (closed := await _close_named(window, place, name)) is not None:
+            return closed
     return None
+
+
+async def _close_named(window: Window, place: Place, name: str | bytes) -> str | None:
+    """Close a batch by the name of its window in keys; None if there is none."""
+    status, _, length, closed, packed = await window.close_at(place, _REASON, name)
+    if packed:
+        await window.target.note_losses(packed)
+    if status <= 0:
+        raise window.target.refusal(status, length)
+    return closed[0].decode(errors="replace") if closed else None
 
 
 async def _places(window: Window) -> Sequence[Place]:

@@ -12,7 +12,7 @@ from penstock.errors import CommandRefused, ServerError, SettingError
 from penstock.redis.client import Client
 from penstock.redis.wire import Reply
 
-__all__ = ["batch_facts", "batch_of", "open_batches"]
+__all__ = ["batch_facts", "batch_of", "open_batches", "stored_ms"]
 
 _FACTS: Final = ("started_at", "last_activity", "bytes")
 _MOST_SHOWN: Final = 1_000_000
@@ -97,20 +97,20 @@ def batch_facts(
     started, last, size = facts or (None, None, None)
     if not count or started is None:
         return None
-    started_ms = _ms(started)
+    started_ms = stored_ms(started)
     return OpenBatch(
         batch_id=batch,
         key=key,
         count=count,
         bytes=int(size) if size and _is_digits(size) else 0,
         started_ms=started_ms,
-        last_ms=_ms(last) if last else started_ms,
+        last_ms=stored_ms(last) if last else started_ms,
         due_ms=int(float(due)) if _is_time(due) else started_ms,
     )
 
 
-def _ms(text: bytes) -> int:
-    """By its digits, as scripts read it: as a number it is not exact. 0 for what is no time."""
+def stored_ms(text: bytes) -> int:
+    """Read a time by its digits, as scripts do: a float is not exact. 0 for what is no time."""
     seconds, _, parts = text.partition(b".")
     if not _is_digits(seconds) or (parts and not _is_digits(parts)):
         return 0

@@ -109,8 +109,8 @@ class Window:
         """Add an item, which may be any JSON, to the open batch of `key`. One round trip.
 
         - `id`: an item of the same id and key is not added again within `windows.remember_s`, also
-          if its batch was closed meanwhile. With it, an add whose answer got lost is repeated by
-          itself; without, `OutcomeUnknown` is raised.
+          if its batch was closed meanwhile: `batch_id` is empty then. With it, an add whose answer
+          got lost is repeated by itself; without, `OutcomeUnknown` is raised.
         - `fast`: the item goes to the high lane of the queue at once, as a batch of its own; if
           that is full, into the open batch. See `falling_back`.
 
@@ -218,7 +218,7 @@ class Window:
             raise self.target.refusal(status, length)
         return closed[0].decode(errors="replace") if closed else None
 
-    async def close_at(self, place: Place, reason: str = "", *windows: str) -> list[Any]:
+    async def close_at(self, place: Place, reason: str = "", *windows: str | bytes) -> list[Any]:
         """Run `close_windows` at one place: for what is due, if no windows are named."""
         return await self.client.scripts.close_windows(
             keys=place.script,

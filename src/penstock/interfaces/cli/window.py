@@ -6,7 +6,13 @@ import click
 
 from penstock.app import Penstock
 from penstock.errors import PenstockError
-from penstock.inspector.windows import WindowView, close_all, close_one, list_windows
+from penstock.inspector.windows import (
+    ClosedBatch,
+    WindowView,
+    close_all,
+    close_one,
+    list_windows,
+)
 from penstock.interfaces.cli.administer import with_app
 from penstock.interfaces.cli.main import pass_settings
 from penstock.interfaces.cli.output import ExitCode, fail, json_option, say, say_json
@@ -84,7 +90,9 @@ def _show(view: WindowView) -> bool:
 def close(settings: Settings, name: str, key: str | None, everything: bool, as_json: bool) -> None:
     """Close the open batch of a key now: it becomes its job or message.
 
-    Exits 1 if there is none, or no room for it.
+    Exits 1 if there is none, or no room for it. With --all, batches that others have changed and
+    that cannot be closed are named one by one, the rest is closed, and it exits 1. Example:
+    penstock window close batch --all
     """
     if (key is None) != everything:
         raise click.UsageError("which batch? Name its key, or --all")
@@ -102,23 +110,31 @@ def close(settings: Settings, name: str, key: str | None, everything: bool, as_j
 
 def _close_all(settings: Settings, name: str, as_json: bool) -> None:
     closed: list[str] = []
+    refused: list[ClosedBatch] = []
 
     async def act(app: Penstock) -> None:
         async for batch in close_all(app, name):
-            closed.append(batch)
-            if not as_json:
-                say(batch)
+            if batch.problem:
+                refused.append(batch)
+                say(f"not closed: {batch.key}: {batch.problem}", err=True)
+            else:
+                closed.append(batch.batch_id)
+                if not as_json:
+                    say(batch.batch_id)
 
     problem: PenstockError | None = None
     try:
         with_app(settings, act)
     except PenstockError as error:
-        if not closed:
+        if not closed and not refused:
             raise
         problem = error  # told after what was done before
     if as_json:
-        say_json({"window": name, "closed": closed})
+        left = [{"key": one.key, "problem": one.problem} for one in refused]
+        say_json({"window": name, "closed": closed, "refused": left})
     else:
         say(f"{len(closed):,} closed")
     if problem is not None:
         raise problem
+    if refused:
+        fail(f"{len(refused):,} could not be closed", ExitCode.FOUND)
