@@ -16,6 +16,7 @@ from penstock import Penstock
 from penstock.coordination.cache import Cache
 from penstock.coordination.leases import Leases
 from penstock.errors import (
+    CommandRefused,
     DecodeError,
     EncodeError,
     InvalidItem,
@@ -601,6 +602,45 @@ async def test_many_values_of_another_type_are_made_anew(cache):
     with pytest.raises(DecodeError):
         await cache.get_or_set_many(["c", "d"], lambda keys: dict.fromkeys(keys, 5), type=Camera)
     assert await cache.get_many(["c", "d"]) == {}
+
+
+@pytest.mark.usefixtures("leaves_foreign_keys")
+async def test_one_bad_value_hides_no_other(open_cache, namespace, caplog):
+    cache = await open_cache(space=namespace)  # lines are limited in number for each space
+    await cache.set("a", Camera("front"))
+    await cache.set("old", "as an older version stored it")
+    keys, call = cache.app.redis.keys, cache.app.redis.call
+    await call("SET", keys.cache(namespace, "odd").value, b"\xff{")
+    await call("RPUSH", keys.cache(namespace, "list").value, "theirs")
+    names = ["list", "odd", "a", "old", "missing"]
+    assert await cache.get_many(names, type=Camera) == {"a": Camera("front")}
+    [line] = [one for one in caplog.records if one.name.endswith("coordination.cache")]
+    assert f"cache {namespace}: the value of list cannot be used" in line.getMessage()
+    with pytest.raises(CommandRefused):
+        await cache.get("list")
+    with pytest.raises(DecodeError):
+        await cache.get("odd")
+
+
+@pytest.mark.usefixtures("leaves_foreign_keys")
+async def test_a_key_of_another_type_hides_no_value_that_is_made(cache):
+    await cache.set("a", Camera("front"))
+    keys, call = cache.app.redis.keys, cache.app.redis.call
+    foreign = [keys.cache("camera", "list").value, keys.cache("camera", "b").flight]
+    for key in foreign:
+        await call("RPUSH", key, "theirs")
+
+    async def make(names):
+        return {name: Camera(name) for name in names}
+
+    wanted = {"list": Camera("list"), "b": Camera("b"), "c": Camera("c"), "a": Camera("front")}
+    assert await cache.get_or_set_many(list(wanted), make, type=Camera) == wanted
+    assert await cache.get("c", type=Camera) == Camera("c")
+    for name in ("list", "b"):
+        made = await cache.get_or_set(name, lambda name=name: Camera(name), type=Camera)
+        assert made == Camera(name)
+    for key in foreign:
+        assert await call("LRANGE", key, 0, -1) == [b"theirs"]
 
 
 async def test_many_values_are_made_though_the_server_forgot_its_scripts(open_cache, place):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import logging
 import math
 import re
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
@@ -23,8 +24,17 @@ from typing import (
 from penstock.coordination.flights import Flights
 from penstock.coordination.leases import Leases
 from penstock.coordination.saying import lasting_ms, to_bytes, to_text
-from penstock.errors import DecodeError, InvalidItem, ServerError, SettingError
+from penstock.delivery.looking import is_wrong_type
+from penstock.errors import (
+    CommandRefused,
+    DecodeError,
+    InvalidItem,
+    PenstockError,
+    ServerError,
+    SettingError,
+)
 from penstock.errors.base import shown
+from penstock.quiet import RateLimitedLog
 from penstock.redis.client import Client
 from penstock.redis.codec import Codec
 from penstock.redis.keys.coordination import CacheKeys
@@ -32,6 +42,8 @@ from penstock.redis.node import Role
 from penstock.redis.wire import Argument, Command, Reply
 
 __all__ = ["Cache"]
+
+quiet = RateLimitedLog(logging.getLogger(__name__))
 
 T = TypeVar("T")
 
@@ -94,14 +106,13 @@ class Cache:
         return default if data is None else self._decoder(type)(data)
 
     async def get_many(self, keys: Iterable[str], *, type: Any = Any) -> dict[str, Any]:  # noqa: A002
-        """The values that are there, by their keys; one round trip for each 500."""
-        names, decode = list(dict.fromkeys(keys)), self._decoder(type)
-        replies = await self._pipeline([("GET", self._keys(name).value) for name in names])
-        return {
-            name: decode(data)
-            for name, data in zip(names, replies, strict=True)
-            if data is not None
-        }
+        """The values that are there, by their keys; one round trip for each 500.
+
+        What cannot be read as the `type` is left out and logged: it hides no other value.
+        """
+        places, decode = {key: self._keys(key) for key in keys}, self._decoder(type)
+        values, _ = await self._read_many(places, decode)
+        return values
 
     async def set(
         self, key: str, value: Any, *, ttl: float | timedelta | None = None, nx: bool = False
@@ -173,15 +184,19 @@ class Cache:
         that makes it dies, another does after `cache.flight_s`.
 
         Everybody gets a copy of its own, as `get` reads it. A value that is not of the `type` is
-        made anew. What was made but cannot be stored is returned all the same.
+        logged and made again. What was made but cannot be stored is returned all the same, also if
+        another program keeps something else at the key: then each caller makes it.
         """
         keys, ttl_ms, decode = self._keys(key), lasting_ms(ttl, self._ttl_s), self._decoder(type)
-        found: bytes | None = await self._call("GET", keys.value)
-        if found is not None:
-            try:
+        found: bytes | None = None
+        try:
+            found = await self._call("GET", keys.value)
+            if found is not None:
                 return decode(found)
-            except DecodeError:
-                pass
+        except (CommandRefused, DecodeError) as error:
+            if isinstance(error, CommandRefused) and not is_wrong_type(error):
+                raise
+            self._warn(key, error)
 
         async def made() -> bytes:
             value: Any = make()
@@ -228,17 +243,7 @@ class Cache:
         """
         ttl_ms, decode = lasting_ms(ttl, self._ttl_s), self._decoder(type)
         places = {key: self._keys(key) for key in keys}
-        replies = await self._pipeline([("GET", one.value) for one in places.values()])
-        values: dict[str, Any] = {}
-        missing: dict[str, tuple[CacheKeys, bytes]] = {}
-        for (key, place), data in zip(places.items(), replies, strict=True):
-            try:
-                if data is not None:
-                    values[key] = decode(data)
-                    continue
-            except DecodeError:
-                pass
-            missing[key] = (place, data or b"")
+        values, missing = await self._read_many(places, decode)
 
         async def made(names: list[str]) -> dict[str, bytes]:
             answer: Any = make_many(names)
@@ -254,7 +259,11 @@ class Cache:
 
         if missing:
             found = await self._flights.values(missing, made, ttl_ms)
-            values |= {key: decode(data) for key, data in found.items()}
+            for key, data in found.items():
+                try:
+                    values[key] = decode(data)
+                except DecodeError as error:  # another program has stored it meanwhile
+                    self._warn(key, error)
         return {key: values[key] for key in places if key in values}
 
     # ---- sorted sets
@@ -324,15 +333,41 @@ class Cache:
     async def _call(self, *command: Argument) -> Reply:
         return await self._client.call(*command, role=Role.CACHE)
 
-    async def _pipeline(self, commands: Sequence[Command]) -> list[Reply]:
+    async def _pipeline(self, commands: Sequence[Command], *, typed: bool = False) -> list[Reply]:
+        """Send commands; with `typed`, being refused a key of another type is a reply as well."""
         replies: list[Reply] = []
         for start in range(0, len(commands), _CHUNK):
             chunk = commands[start : start + _CHUNK]
             replies += await self._client.pipeline(chunk, role=Role.CACHE)
         for reply in replies:
-            if isinstance(reply, ServerError):
+            if isinstance(reply, ServerError) and not (typed and is_wrong_type(reply)):
                 raise reply
         return replies
+
+    async def _read_many(
+        self, places: Mapping[str, CacheKeys], decode: Callable[[bytes], Any]
+    ) -> tuple[dict[str, Any], dict[str, tuple[CacheKeys, bytes]]]:
+        """Read values: those that can be used, and the others with the bytes that cannot be."""
+        replies = await self._pipeline([("GET", one.value) for one in places.values()], typed=True)
+        values: dict[str, Any] = {}
+        missing: dict[str, tuple[CacheKeys, bytes]] = {}
+        for (key, place), data in zip(places.items(), replies, strict=True):
+            missing[key] = (place, b"")
+            if isinstance(data, CommandRefused):
+                self._warn(key, data)
+            elif data is not None:
+                try:
+                    values[key] = decode(data)
+                    del missing[key]
+                except DecodeError as error:
+                    missing[key] = (place, data)
+                    self._warn(key, error)
+        return values, missing
+
+    def _warn(self, key: str, error: PenstockError) -> None:
+        quiet.warning(
+            self.space, "cache %s: the value of %.100s cannot be used: %s", self.space, key, error
+        )
 
     async def _popped(
         self, command: Literal["ZPOPMAX", "ZPOPMIN"], key: str, count: int

@@ -19,7 +19,8 @@ from penstock.coordination.many_flights import (
     Wanted,
 )
 from penstock.coordination.repeating import until_known
-from penstock.errors import NotOpen, OutcomeUnknown, ServerError
+from penstock.delivery.looking import is_wrong_type
+from penstock.errors import CommandRefused, NotOpen, OutcomeUnknown, ServerError
 from penstock.quiet import RateLimitedLog
 from penstock.redis.client import Client
 from penstock.redis.keys.coordination import CacheKeys
@@ -123,13 +124,18 @@ class Flights:
         return data
 
     async def _take(self, keys: CacheKeys, token: str, useless: bytes) -> list[bytes | int]:
-        return await self._client.scripts.take_flight(
-            value=keys.value,
-            flight=keys.flight,
-            token=token,
-            flight_ms=self._flight_ms,
-            useless=useless,
-        )
+        try:
+            return await self._client.scripts.take_flight(
+                value=keys.value,
+                flight=keys.flight,
+                token=token,
+                flight_ms=self._flight_ms,
+                useless=useless,
+            )
+        except CommandRefused as error:
+            if is_wrong_type(error):
+                return [MAKE]  # it cannot be stored, nor can others wait for it
+            raise
 
     async def _renew(self, keys: CacheKeys, token: str) -> bool:
         return await self._client.scripts.renew_flight(

@@ -11,6 +11,7 @@ from typing import Final, TypeAlias
 
 from penstock.coordination.leases import Leases
 from penstock.coordination.repeating import until_known
+from penstock.delivery.looking import is_wrong_type
 from penstock.errors import NotOpen, OutcomeUnknown, ServerError
 from penstock.quiet import RateLimitedLog
 from penstock.redis.client import Client
@@ -129,6 +130,8 @@ class ManyFlights:
             token=self._token,
             flight_ms=self._flight_ms,
         )
+        # A key of another type: it cannot be stored, nor can others wait for it.
+        replies = [[MAKE] if is_wrong_type(reply) else reply for reply in replies]
         errors = [reply for reply in replies if isinstance(reply, ServerError)]
         self._may_hold = held or any(
             isinstance(reply, OutcomeUnknown)
@@ -177,9 +180,9 @@ class ManyFlights:
             flights=flights, token=self._token, flight_ms=self._flight_ms
         )
         for reply in replies:
-            if isinstance(reply, ServerError):
+            if isinstance(reply, ServerError) and not is_wrong_type(reply):
                 raise reply
-        return any(replies)
+        return any(reply for reply in replies if not is_wrong_type(reply))
 
     async def _make_way(self, flights: Sequence[str]) -> None:
         """Let others make them now; where that cannot be said, when our time is up."""
