@@ -120,6 +120,7 @@ if TYPE_CHECKING:
     from penstock.queues.tasks import Task
     from penstock.redis.doctor import Diagnosis, Finding
     from penstock.redis.health import Health, NodeHealth
+    from penstock.repair.repairs import OddEntry, Repairs
     from penstock.topics.admin import TopicAdmin
     from penstock.topics.consumer import Consumer
     from penstock.topics.dead_letters import DeadLetters
@@ -170,6 +171,7 @@ _LAZY = {
     "queues.tasks": ("Task",),
     "redis.doctor": ("Diagnosis", "Finding"),
     "redis.health": ("Health", "NodeHealth"),
+    "repair.repairs": ("OddEntry", "Repairs"),
     "topics.admin": ("TopicAdmin",),
     "topics.consumer": ("Consumer",),
     "topics.dead_letters": ("DeadLetters",),
@@ -241,6 +243,8 @@ __all__ = [
     "Isolation",
     "QueueAdmin",
     "QueueDeadLetters",
+    "Repairs",
+    "OddEntry",
     "Depends",
     "INJECTED",
     # coordination

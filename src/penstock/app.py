@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from penstock.queues.tasks import Task, TaskDecorator, TaskWords
     from penstock.redis.doctor import Diagnosis
     from penstock.redis.health import Health
+    from penstock.repair.repairs import Repairs
     from penstock.runtime.heartbeat_thread import HeartbeatThread
     from penstock.runtime.service import Service
     from penstock.runtime.worker import Worker
@@ -161,6 +162,13 @@ class Penstock(Coordination):
         from penstock.queues.admin import QueueAdmin  # noqa: PLC0415
 
         return QueueAdmin(self.redis, self.codec)
+
+    @property
+    def repairs(self) -> Repairs:
+        """Find what other programs have left in the way, and remove it: what `repair` does."""
+        from penstock.repair.repairs import Repairs  # noqa: PLC0415
+
+        return Repairs(self.redis)
 
     def subscribe(
         self, topic: str, group: str, **options: Unpack[SubscriptionOptions]

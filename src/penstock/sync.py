@@ -55,6 +55,7 @@ if TYPE_CHECKING:
     from penstock.delivery.depends import Overrides
     from penstock.runtime.service import Service
     from penstock.sync_queue_admin import QueueAdmin, Schedules
+    from penstock.sync_repairs import Repairs
     from penstock.sync_worker import Worker
 
 __all__ = ["Client", "Job", "Penstock", "Queue", "Task", "Topic"]
@@ -173,6 +174,13 @@ class Penstock(Coordination):
         from penstock.sync_queue_admin import QueueAdmin  # noqa: PLC0415
 
         return QueueAdmin(self)
+
+    @cached_property
+    def repairs(self) -> Repairs:
+        """Find what other programs have left in the way, and remove it, as `penstock repair`."""
+        from penstock.sync_repairs import Repairs  # noqa: PLC0415
+
+        return Repairs(self)
 
     def queue(
         self,

@@ -21,7 +21,7 @@ HURRIED = {
 NURSERY = """
 import json, os, sys
 from penstock.interfaces.cli import dlq, feed, group, ingest, job, limit, queue, rag, run, server
-from penstock.interfaces.cli import topic, window
+from penstock.interfaces.cli import repair, topic, window
 from penstock.interfaces.cli.main import main
 for line in sys.stdin:
     order = json.loads(line)

@@ -22,12 +22,19 @@ from penstock.coordination.repeating import until_known
 from penstock.coordination.saying import seconds_of
 from penstock.coordination.slot import REPEAT_WITHIN_S, Holder, Slot, SlotState
 from penstock.delivery.times import wait_s
-from penstock.errors import InvalidName, NotOpen, ServerError, SettingError, SlotsTaken
+from penstock.errors import (
+    DecodeError,
+    InvalidName,
+    NotOpen,
+    ServerError,
+    SettingError,
+    SlotsTaken,
+)
 from penstock.quiet import RateLimitedLog
 from penstock.redis.client import Client
 from penstock.settings_coordination import SlotSettings
 
-__all__ = ["Slots", "holder_of", "limit_in"]
+__all__ = ["Slots", "holder_of", "limit_in", "read_limit"]
 
 logger = logging.getLogger(__name__)
 quiet = RateLimitedLog(logger)
@@ -336,10 +343,18 @@ def holder_of(member: str, until: bytes) -> Holder | None:
 def limit_in(text: bytes, declared: int) -> int:
     """The limit in the registry; what nobody can read there counts for nothing."""
     try:
-        return checked_limit(msgspec.json.decode(text)["limit"], 0)
-    except (ValueError, TypeError, LookupError, RecursionError, SettingError):
+        return read_limit(text)
+    except DecodeError:
         quiet.warning("registry", "unreadable number of slots in the registry: %.100r", text)
         return declared
+
+
+def read_limit(text: bytes) -> int:
+    """Read an entry of the registry, or raise `DecodeError`."""
+    try:
+        return checked_limit(msgspec.json.decode(text)["limit"], 0)
+    except (ValueError, TypeError, LookupError, RecursionError, SettingError) as error:
+        raise DecodeError(f"no number of slots: {error}", text) from None
 
 
 def _who_we_are() -> str:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import msgspec
 
 from penstock.app import Penstock
+from penstock.delivery.foreign_keys import ForeignKey
 from penstock.errors import QueueError
-from penstock.queues.views import ForeignKey, LaneView, QueueFacts
+from penstock.queues.views import LaneView, QueueFacts
 
 __all__ = ["QueueStatus", "all_statuses", "known_facts", "queue_status"]
 

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from typing import Final
 
+from penstock.delivery.foreign_keys import ForeignKey, foreign_among
 from penstock.delivery.looking import as_dict, ask, is_wrong_type, now_ms, text
 from penstock.errors import InvalidName
 from penstock.queues.foreign_keys import (
     ask_typed,
     claims_of,
     fixed_types,
-    foreign_among,
     other_types,
     type_commands,
 )
 from penstock.queues.items import id_ms, read_item
 from penstock.queues.lanes import FIXED, paused_lanes, shown_lane
-from penstock.queues.views import ForeignKey, LaneView, QueueFacts, QueueLine, QueueWorkerView
+from penstock.queues.views import LaneView, QueueFacts, QueueLine, QueueWorkerView
 from penstock.redis.client import Client
 from penstock.redis.codec import Codec
 from penstock.redis.keys import QueueKeyring

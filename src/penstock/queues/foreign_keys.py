@@ -6,15 +6,14 @@ renames or deletes it.
 
 from __future__ import annotations
 
-import secrets
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Final
 
+from penstock.delivery.foreign_keys import ForeignKey, delete_key, foreign_among, rename_key
 from penstock.delivery.looking import ask, is_wrong_type, text
 from penstock.errors import InvalidName, QueueError
 from penstock.queues.lanes import FIXED
 from penstock.queues.search import STATES
-from penstock.queues.views import ForeignKey
 from penstock.redis.client import Client
 from penstock.redis.keys import QueueKeyring
 from penstock.redis.keys.family import RedisType
@@ -26,7 +25,6 @@ __all__ = [
     "delete_foreign",
     "find_foreign",
     "fixed_types",
-    "foreign_among",
     "other_types",
     "rename_foreign",
     "type_commands",
@@ -95,15 +93,6 @@ def type_commands(expected: Iterable[str]) -> list[Command]:
     return [("TYPE", key) for key in expected]
 
 
-def foreign_among(expected: Mapping[str, RedisType], kinds: Sequence[bytes]) -> list[ForeignKey]:
-    """Compare what keys hold with what is expected there."""
-    return [
-        ForeignKey(key=key, type=text(kind), expected=wanted)
-        for (key, wanted), kind in zip(expected.items(), kinds, strict=True)
-        if text(kind) not in {"none", wanted}
-    ]
-
-
 async def ask_typed(client: Client, commands: Sequence[Command]) -> list[Reply]:
     """Ask as `ask` does; about a key of another type the answer is as if it were missing."""
     return [
@@ -114,19 +103,16 @@ async def ask_typed(client: Client, commands: Sequence[Command]) -> list[Reply]:
 
 async def rename_foreign(client: Client, keys: QueueKeyring, key: str, to: str) -> None:
     """Rename a key of another type; QueueError if it is the queue's own, or if `to` exists."""
-    found = {one.key: one.expected for one in await find_foreign(client, keys)}
-    expected = found.get(key)
-    if not expected:
-        raise QueueError(f"{key!r} is no key of another type under the names of {keys.queue!r}")
-    if not await client.call("RENAMENX", key, to):
-        raise QueueError(f"there is a key {to!r} already; give another name")
-    if text(await client.call("TYPE", to)) == expected:
-        await client.call("RENAMENX", to, key)
-        raise QueueError(f"{key!r} was replaced by one of the right type meanwhile; try again")
+    await rename_key(client, await _found(client, keys, key), to, QueueError)
 
 
 async def delete_foreign(client: Client, keys: QueueKeyring, key: str) -> None:
     """Delete a key of another type; QueueError if it is the queue's own."""
-    aside = f"{key}.{secrets.token_hex(8)}"  # in the same slot; what is renamed cannot change type
-    await rename_foreign(client, keys, key, aside)
-    await client.call("UNLINK", aside)
+    await delete_key(client, await _found(client, keys, key), QueueError)
+
+
+async def _found(client: Client, keys: QueueKeyring, key: str) -> ForeignKey:
+    for one in await find_foreign(client, keys):
+        if one.key == key:
+            return one
+    raise QueueError(f"{key!r} is no key of another type under the names of {keys.queue!r}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from datetime import datetime
 
 from penstock.delivery.audit import Act, read_acts
+from penstock.delivery.foreign_keys import ForeignKey
 from penstock.delivery.payloads import SHOWN_BYTES
 from penstock.queues.choice import MOST_AT_ONCE, whole
 from penstock.queues.dead_letters import QueueDeadLetters
@@ -18,7 +19,6 @@ from penstock.queues.search import JobState, read_job, search_jobs
 from penstock.queues.showing import show_job
 from penstock.queues.views import (
     ClaimView,
-    ForeignKey,
     JobPage,
     JobView,
     QueueFacts,

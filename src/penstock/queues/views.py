@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import msgspec
 
+from penstock.delivery.foreign_keys import ForeignKey
 from penstock.delivery.payloads import PayloadView
 from penstock.queues.items import Trouble
 from penstock.queues.records import JobRecord
 
 __all__ = [
     "ClaimView",
-    "ForeignKey",
     "JobPage",
     "JobView",
     "LaneView",
@@ -26,19 +26,6 @@ __all__ = [
 
 
 # --- queues -------------------------------------------------------------------------------------
-
-
-class ForeignKey(msgspec.Struct, frozen=True, kw_only=True):
-    """A key under a queue's names that holds something of another type."""
-
-    key: str
-    type: str
-    """What it holds."""
-    expected: str
-    """What a queue has there."""
-
-    def __str__(self) -> str:
-        return f"key {self.key} holds a {self.type} where a {self.expected} is expected"
 
 
 class QueueLine(msgspec.Struct, frozen=True, kw_only=True):

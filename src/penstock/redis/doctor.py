@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import ipaddress
 from collections.abc import Iterator
 from typing import Literal, cast
@@ -10,12 +9,12 @@ from typing import Literal, cast
 import msgspec
 
 from penstock.clock import SYSTEM_CLOCK, Clock
-from penstock.errors import CommandRefused, ServerError
+from penstock.errors import ServerError
 from penstock.redis.client import Client
 from penstock.redis.connector import parse_version
 from penstock.redis.health import check_health, read_info
-from penstock.redis.keys import Family, Ttl
-from penstock.redis.keys.reading import read_key
+from penstock.redis.key_scan import ScannedKey, is_guess, registered_queues, scan_keys
+from penstock.redis.keys import Ttl
 from penstock.redis.node import Node, Role
 
 __all__ = ["Diagnosis", "Finding", "diagnose"]
@@ -30,10 +29,8 @@ PATCHED = {
 }
 MEMORY_HEADROOM = 0.8
 MOST_SCANNED = 100_000
-_SCAN_COUNT = 1_000
 _TOLERATED_SKEW_S = 1.0
 _MOST_ORPHANS_SHOWN = 3
-_GUESSED = frozenset({"queue.waiting", "queue.priority", "queue.lane"})
 
 
 class Finding(msgspec.Struct, frozen=True, kw_only=True):
@@ -184,26 +181,17 @@ async def _judge_clock(node: Node, clock: Clock) -> list[Finding]:
 async def _judge_keys(client: Client, node: Node) -> list[Finding]:
     """Look for keys that break their family's contract: wrong type, or no TTL where one is due."""
     orphans: list[str] = []
-    queues = await _registered_queues(client)
-    scanned, cursor = 0, b"0"
-    wire = await node.wire(Role.DEFAULT)
-    while scanned < MOST_SCANNED:
-        cursor, keys = cast(
-            "tuple[bytes, list[bytes]]", await wire.call("SCAN", cursor, "COUNT", _SCAN_COUNT)
-        )
-        scanned += len(keys)
-        ours = [(key, read) for key in keys if (read := read_key(key, client.keys.namespace))]
-        replies = await wire.call_many(
-            [command for key, _ in ours for command in (("TYPE", key), ("PTTL", key))]
-        )
-        for (key, read), kind, ttl_ms in zip(ours, replies[::2], replies[1::2], strict=True):
-            # A queue is named by its user alone, so any program's plain key looks like one.
-            guessed = read.family.name in _GUESSED and read.arguments["queue"] not in queues
-            if why := _breach(read.family, kind, ttl_ms, guessed=guessed):
-                orphans.append(f"{key.decode(errors='replace')} ({why})")
-        if cursor == b"0":
+    queues = await registered_queues(client)
+    scanned = 0
+    async for count, page in scan_keys(client, node):
+        scanned += count
+        orphans += [
+            f"{one.key.decode(errors='replace')} ({why})"
+            for one in page
+            if (why := _breach(one, guessed=is_guess(one.read, queues)))
+        ]
+        if scanned >= MOST_SCANNED:
             break
-        await asyncio.sleep(0)
     if not orphans:
         return [Finding(check="keys", level="ok", message=f"{scanned} keys, none orphaned")]
     shown = ", ".join(orphans[:_MOST_ORPHANS_SHOWN])
@@ -218,28 +206,20 @@ async def _judge_keys(client: Client, node: Node) -> list[Finding]:
             check="keys",
             level="failure",
             message=f"{len(orphans)} orphaned keys: {shown}{more}",
-            fix=f"look at each, then UNLINK {first}",
+            fix=f"see `penstock repair`; or look at each, then UNLINK {first}",
         )
     ]
 
 
-async def _registered_queues(client: Client) -> set[object]:
-    """Names of the queues there are; none if that key itself holds something else."""
-    try:
-        names = await client.call("SMEMBERS", client.keys.queues().registry)
-    except CommandRefused:
-        return set()
-    return {name.decode(errors="replace") for name in cast("list[bytes]", names)}
-
-
-def _breach(family: Family, kind: object, ttl_ms: object, *, guessed: bool) -> str:
-    if not isinstance(kind, bytes) or not isinstance(ttl_ms, int) or kind == b"none":
-        return ""  # gone meanwhile, or not for this user to see
-    if kind.decode() != family.redis_type:
-        return "" if guessed else f"a {kind.decode()}, {family.redis_type} expected"
-    if family.ttl is Ttl.ALWAYS and ttl_ms == -1:
+def _breach(one: ScannedKey, *, guessed: bool) -> str:
+    family, kind = one.read.family, one.kind.decode()
+    if kind == "none":
+        return ""  # gone meanwhile
+    if kind != family.redis_type:
+        return "" if guessed else f"a {kind}, {family.redis_type} expected"
+    if family.ttl is Ttl.ALWAYS and one.ttl_ms == -1:
         return "no TTL"
-    if family.ttl is Ttl.NEVER and ttl_ms >= 0:
+    if family.ttl is Ttl.NEVER and one.ttl_ms >= 0:
         return "a TTL will delete it"
     return ""
 

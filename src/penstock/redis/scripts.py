@@ -13,6 +13,7 @@ from penstock.redis.limit_scripts import LimitScripts
 from penstock.redis.once_scripts import OnceScripts
 from penstock.redis.queue_admin_scripts import QueueAdminScripts
 from penstock.redis.queue_scripts import QueueScripts
+from penstock.redis.registry_scripts import RegistryScripts
 from penstock.redis.run_scripts import RunScripts
 from penstock.redis.schedule_scripts import ScheduleScripts
 from penstock.redis.script import Script, load_script
@@ -27,6 +28,7 @@ __all__ = ["Script", "Scripts", "load_script"]
 
 class Scripts(
     WorkerScripts,
+    RegistryScripts,
     TopicScripts,
     TopicAdminScripts,
     QueueScripts,

@@ -7,28 +7,16 @@ the topic deletes it.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import NamedTuple
 
+from penstock.delivery.foreign_keys import ForeignKey, foreign_among
 from penstock.redis.client import Client
 from penstock.redis.keys.family import RedisType
-from penstock.topics.looking import ask, text
+from penstock.topics.looking import ask
 
-__all__ = ["ForeignKey", "find_foreign"]
+__all__ = ["find_foreign"]
 
 _HASH, _SET, _ZSET = RedisType.HASH, RedisType.SET, RedisType.ZSET
 _STREAM, _STRING = RedisType.STREAM, RedisType.STRING
-
-
-class ForeignKey(NamedTuple):
-    """One such key."""
-
-    key: str
-    type: str
-    """What it holds."""
-    expected: str
-
-    def __str__(self) -> str:
-        return f"key {self.key} holds a {self.type} where a {self.expected} is expected"
 
 
 async def find_foreign(
@@ -39,12 +27,7 @@ async def find_foreign(
     expected = _of_topic(client, topic, groups)
     for index in partitions:
         expected |= _of_partition(client, topic, index, groups)
-    found = await ask(client, [("TYPE", key) for key in expected])
-    return [
-        ForeignKey(key, text(kind), wanted)
-        for (key, wanted), kind in zip(expected.items(), found, strict=True)
-        if text(kind) not in {"none", wanted}
-    ]
+    return foreign_among(expected, await ask(client, [("TYPE", key) for key in expected]))
 
 
 def _of_topic(client: Client, topic: str, groups: list[str]) -> dict[str, str]:

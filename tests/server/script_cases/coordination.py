@@ -69,6 +69,20 @@ RUNS = Engine(
                 )
             )
         ],
+        "remove_member": [
+            case(
+                lambda client: client.scripts.remove_member(
+                    registry=client.keys.runs().registry, entry=b"gone", score=b"1"
+                )
+            )
+        ],
+        "remove_field": [
+            case(
+                lambda client: client.scripts.remove_field(
+                    registry=client.keys.limits().registry, entry=b"odd", value=b"{"
+                )
+            )
+        ],
         "start_run": [case(of_new_run)],
         "change_run": [
             of_run(

@@ -38,6 +38,7 @@ COMMANDS = {
     "window": "window",
     "run": "run",
     "feed": "feed",
+    "repair": "repair",
     "ingest": "ingest",
     "rag": "rag",
 }

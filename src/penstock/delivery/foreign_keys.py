@@ -1,0 +1,61 @@
+"""Keys that hold something of another type than their names promise: found, renamed, deleted.
+
+No part of Penstock uses or removes such a key by itself; a person does.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Mapping, Sequence
+
+import msgspec
+
+from penstock.delivery.looking import text
+from penstock.errors import PenstockError
+from penstock.redis.client import Client
+
+__all__ = ["ForeignKey", "delete_key", "foreign_among", "rename_key"]
+
+
+class ForeignKey(msgspec.Struct, frozen=True, kw_only=True):
+    """A key that holds something of another type than its name promises."""
+
+    key: str
+    type: str
+    """What it holds."""
+    expected: str
+    """What belongs there."""
+
+    def __str__(self) -> str:
+        return f"key {self.key} holds a {self.type} where a {self.expected} is expected"
+
+
+def foreign_among(expected: Mapping[str, str], kinds: Sequence[bytes]) -> list[ForeignKey]:
+    """Compare what keys hold, as TYPE says, with what belongs there."""
+    return [
+        ForeignKey(key=key, type=text(kind), expected=wanted)
+        for (key, wanted), kind in zip(expected.items(), kinds, strict=True)
+        if text(kind) not in {"none", wanted}
+    ]
+
+
+async def rename_key(
+    client: Client, found: ForeignKey, to: str, refusal: type[PenstockError]
+) -> None:
+    """Rename such a key; `refusal` if `to` exists, or if the key is of the right type by now.
+
+    Three round trips.
+    """
+    if not await client.call("RENAMENX", found.key, to):
+        raise refusal(f"there is a key {to!r} already; give another name")
+    # What is renamed cannot change its type any more.
+    if text(await client.call("TYPE", to)) == found.expected:
+        await client.call("RENAMENX", to, found.key)
+        raise refusal(f"{found.key!r} was replaced by one of the right type meanwhile; try again")
+
+
+async def delete_key(client: Client, found: ForeignKey, refusal: type[PenstockError]) -> None:
+    """Delete such a key with all that it holds; `refusal` as for `rename_key`."""
+    aside = f"{found.key}.{secrets.token_hex(8)}"  # on a cluster in the same slot
+    await rename_key(client, found, aside, refusal)
+    await client.call("UNLINK", aside)
