@@ -116,6 +116,16 @@ def test_a_reset_forgets_what_was_counted(shell, valkey_server, in_code):
 
 
 @pytest.mark.parametrize("algorithm", ["exact", "compact", "gcra"])
+def test_a_released_limit_is_reset_before_its_next_use(shell, valkey_server, in_code, algorithm):
+    shell.ok("limit", "set", "api", "2/hour", "--algorithm", algorithm)
+    shell.ok("limit", "test", "api", "--count", "2", "--use")
+    shell.ok("limit", "set", "api", "--release")
+    assert shell.ok("limit", "reset", "api") == "limit api begins anew\n"
+    assert refused(shell("limit", "reset", "api"), 1)
+    assert in_code(valkey_server, lambda app: use(app, 6)) == [True] * 5 + [False]
+
+
+@pytest.mark.parametrize("algorithm", ["exact", "compact", "gcra"])
 def test_a_try_gives_back_what_it_took(shell, algorithm):
     shell.ok("limit", "set", "api", "4/hour", "--algorithm", algorithm)
     left = shell.json("limit", "show", "api")["windows"][0]["remaining"]

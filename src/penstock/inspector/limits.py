@@ -145,12 +145,14 @@ async def release_limit(app: Penstock, name: str) -> bool:
 async def reset_limit(app: Penstock, name: str, key: str = EVERYONE) -> None:
     """Forget what was counted for a key, and its penalty, also if it cannot be read.
 
-    CoordinationError if there is no limit of this name. Three round trips.
+    CoordinationError if there is no limit of this name and nothing is counted for the key: until
+    its next use, a limit that was released is known by its counts alone. Five round trips at most.
     """
-    try:
-        limit = await _known(app, name)
-    except DecodeError:
-        limit = Limit(app.redis, name, LimitSetting((Rate(1, _ANY_MS),)))  # only its keys count
+    limit = Limit(app.redis, name, LimitSetting((Rate(1, _ANY_MS),)))  # only its keys count
+    keys = limit.keys(key)
+    is_known = await _is_registered(app, name)
+    if not is_known and not await app.redis.call("EXISTS", keys.log, keys.state):
+        raise _missing(name)
     await limit.reset(key=key)
 
 
@@ -187,6 +189,13 @@ async def _known(app: Penstock, name: str) -> Limit:
         raise _missing(name)
     # Should it be released at this moment, it is not we who edit it.
     return Limit(app.redis, name, replace(found, edited=False))
+
+
+async def _is_registered(app: Penstock, name: str) -> bool:
+    try:
+        return await app.limits.find(name) is not None
+    except DecodeError:
+        return True
 
 
 def _missing(name: str) -> CoordinationError:

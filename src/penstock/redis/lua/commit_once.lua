@@ -1,6 +1,7 @@
 -- commit_once: say that what is to happen once has happened.
 --
 -- Flags: allow-oom  what was done on a full server must not be done again
+-- Unchecked: both keys are read before anything is written
 --
 -- KEYS[1]  STRING  the mark
 -- KEYS[2]  STRING  who is at work on it; behind a `!`, who has done it a moment ago
@@ -12,7 +13,12 @@
 --
 -- Returns  int  1 marked, 0 the reservation has passed to another; nothing written
 
-local holder, done = redis.call('GET', KEYS[2]), '!' .. ARGV[1]
+local holder, length = redis.pcall('GET', KEYS[2]), redis.pcall('STRLEN', KEYS[1])
+if type(holder) == 'table' or type(length) == 'table' then
+-- Include: types
+  return fault_in('STRING', KEYS[1]) or fault_in('STRING', KEYS[2])
+end
+local done = '!' .. ARGV[1]
 if holder == done then return 1 end
 if holder ~= ARGV[1] and ARGV[5] ~= '1' then
   -- It ran out. If nobody took it, the work of this one is the work that was done.

@@ -1,5 +1,7 @@
 -- reserve_once: be the one who does what is to happen once, if nobody has done it or is at it.
 --
+-- Unchecked: both keys are read before anything is written
+--
 -- KEYS[1]  STRING  the mark
 -- KEYS[2]  STRING  who is at work on it; behind a `!`, who has done it a moment ago
 -- ARGV[1]  str     token of this reservation; the same again is the same reservation
@@ -8,9 +10,12 @@
 --
 -- Returns  list  1 reserved, 0 done or reserved by another; what the mark says
 
-local holder = redis.call('GET', KEYS[2])
+local holder, value = redis.pcall('GET', KEYS[2]), redis.pcall('GET', KEYS[1])
+if type(holder) == 'table' or type(value) == 'table' then
+-- Include: types
+  return fault_in('STRING', KEYS[1]) or fault_in('STRING', KEYS[2])
+end
 if holder ~= ARGV[1] then
-  local value = redis.call('GET', KEYS[1])
   if value then return {0, value} end
   -- Somebody deleted the mark, but the work goes on.
   if holder and string.sub(holder, 1, 1) ~= '!' then return {0, ''} end
