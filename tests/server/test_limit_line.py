@@ -123,6 +123,18 @@ async def test_who_does_not_ask_in_turn_is_passed_over_and_keeps_its_place(clock
     assert (await ask("bert", Group([1], number=2)))[5] == 1, "and first, once it has come"
 
 
+async def test_who_is_next_asks_as_soon_as_the_one_before_it_is_late(clock, ask):
+    assert (await ask("", Group([5])))[0] == 5
+    await ask("anna", Group([1] * 5, pause_ms=20))
+    await clock.advance(0.015)
+    reply = await ask("bert", Group([1] * 5))
+    wait_ms, pause_ms = reply[1], reply[-1]
+    assert (wait_ms, pause_ms) == (119_985, 106)
+    assert (await ask("carl", Group([1])))[-1] > 60_000, "bert asks before"
+    await clock.advance(0.106)
+    assert (await ask("bert", Group([1] * 5, age_ms=106)))[5] == 0
+
+
 async def test_callers_that_came_earlier_go_first_whatever_process_asks_first(clock, ask):
     assert (await ask("", Group([5])))[0] == 5
     await ask("late", Group([1], age_ms=10))

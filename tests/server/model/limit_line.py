@@ -56,9 +56,13 @@ class Ticket:
     def is_void(self, now: int) -> bool:
         return now - self.renewed > self.ticket_ms
 
+    def late_in(self, now: int) -> int:
+        """The ms after which it is passed over."""
+        return self.renewed + self.pause_ms + LATE_MS + 1 - now
+
     def kept(self, now: int, priority: int, came: int | None) -> int:
         """What is kept for it from one who stands behind."""
-        if now - self.renewed > self.pause_ms + LATE_MS:
+        if self.is_void(now) or self.late_in(now) <= 0:
             return 0
         all_of_it = came is None or self.priority > priority or self.last <= came
         return self.total if all_of_it else self.want
@@ -89,9 +93,12 @@ class Line:
         for other, one in ahead.items():
             if one.is_void(now):
                 del self.tickets[other]
-        kept = [one.kept(now, priority, came) for one in ahead.values() if not one.is_void(now)]
+        before = [one for one in ahead.values() if one.kept(now, priority, came)]
+        kept = sum(one.kept(now, priority, came) for one in before)
+        # Who is next comes when the one before it does not.
+        next_ms = before[0].late_in(now) if len(before) == 1 else group.pause_ms
         left = self.limit - sum(cost for at, cost in self.taken if at > now - self.period_ms)
-        granted = self._grant(group.costs, left - sum(kept), now)
+        granted = self._grant(group.costs, left - kept, now)
         if name:
             self.tickets.pop(name, None)
             if granted < sum(group.costs):
@@ -103,10 +110,10 @@ class Line:
                     sum(group.costs) + group.behind - granted,
                     now - group.last_age_ms,
                     now,
-                    group.pause_ms,
+                    min(group.pause_ms, next_ms),
                     group.ticket_ms,
                 )
-        return granted, sum(one > 0 for one in kept)
+        return granted, len(before)
 
     def _grant(self, costs: list[int], room: int, now: int) -> int:
         granted = 0

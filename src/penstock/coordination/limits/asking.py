@@ -61,6 +61,9 @@ class GroupAnswer:
 
     answer: Answer
     wait_s: float
+    """Until there are permits for the next caller of the group."""
+    pause_s: float
+    """Until it should ask again, to be next when those before it have gone."""
     ahead: int
     """Tickets of other processes that are before."""
     waits_s: list[float]
@@ -165,10 +168,10 @@ class Asker:
     async def ask_for_group(self, question: Question) -> GroupAnswer:
         """Ask for callers that wait."""
         reply = await self._reply_to(question)
-        depths_from = _WINDOWS_FROM + 2 * len(self._rates)
-        waits = [_seconds(ms) for ms in reply[depths_from:]]
-        answer = self._answer(reply[:depths_from], question.cost)
-        return GroupAnswer(answer, _seconds(reply[1]), reply[5], waits)
+        windows_to = _WINDOWS_FROM + 2 * len(self._rates)
+        pause_s, *waits_s = map(_seconds, reply[windows_to:])
+        answer = self._answer(reply[:windows_to], question.cost)
+        return GroupAnswer(answer, _seconds(reply[1]), pause_s, reply[5], waits_s)
 
     async def _reply_to(self, question: Question) -> list[Any]:
         await self.refresh()

@@ -211,7 +211,7 @@ class _Line:
         return 0.0 if is_done else self._pause_for(told)
 
     def _pause_for(self, told: GroupAnswer) -> float:
-        pace_s, pause_s = self._asker.pace_s, told.wait_s
+        pace_s, pause_s = self._asker.pace_s, told.pause_s
         if math.isinf(pause_s):
             return 0.0
         pause_s = pause_s - _TIMER_S if pace_s < _TIMER_S else max(pause_s, pace_s)

@@ -29,7 +29,8 @@
 --                wait (of a group: for the next of it), -1 if there will never be enough; the
 --                server's ms that was logged; id, those of a group follow it; why not: 0 '', 1 the
 --                limit, 2 others wait, 3 a penalty; how many tickets are before; then for each
---                window what is left and ms until it is all free; then ms to wait for each depth
+--                window what is left and ms until it is all free; of a group then ms until it
+--                should ask again, and ms to wait for each depth
 
 -- Include: time
 local algorithm, first = ARGV[1], 13
@@ -59,10 +60,10 @@ for place = 1, #windows do
   if algorithm == 'gcra' then bound = window.burst end
   if bound < most then most = bound end
 end
-local before, ahead, line = 0, 0, {}
+local before, ahead, late, line = 0, 0, 0, {}
 if has_line then
 -- Include: limitline
-  before, ahead = line.before(left)
+  before, ahead, late = line.before(left)
 end
 local room = left - before  -- room for us: what is left behind those before
 -- Whoever asks for so long takes the period for a longer one, from before an edit.
@@ -127,8 +128,10 @@ if wanted > 0 and following and (group or grant == 0) then
     wait = wait_for(before + following)
   end
 end
+-- Next in line, we are there when the one before us does not come.
+local pause = ahead == 1 and math.min(wait, late) or wait
 if group and following and wait >= 0 then
-  line.stand(served, grant, wait)
+  line.stand(served, grant, pause)
 elseif group then
   line.leave()
 end
@@ -142,6 +145,7 @@ for place = 1, #windows do
   if window.extra > 0 then reset = math.max(reset, window.extra_until - now) end
   reply[5 + 2 * place], reply[6 + 2 * place] = algo.room(window) - window.extra, math.ceil(reset)
 end
+if group then reply[#reply + 1] = math.ceil(pause) end
 for _, depth in ipairs(group and group[9] or {}) do
   reply[#reply + 1] = depth[2] > most and -1 or math.ceil(wait_for(before + depth[1] - grant))
 end

@@ -24,21 +24,24 @@ if group then
   end
 end
 
--- What is kept for a ticket before ours, nil if it is void.
+-- What is kept for a ticket before ours, nil if it is void; and the ms until it is passed over.
 local function kept_for(told, its_score)
   local _, want, all, _, last, renewed, pause, void = string.match(told or '', TICKET)
   local since = renewed and now - renewed
   if not since or since < 0 or since > math.min(void, LONGEST_TICKET_MS) then return nil end
-  if since > math.min(pause, LONGEST_PAUSE_MS) + LATE_MS then return 0 end
+  local spare = math.min(pause, LONGEST_PAUSE_MS) + LATE_MS - since
+  if spare < 0 then return 0 end
   -- Callers that came before our first go before it, whether they are among the foremost or not.
   local is_all = not group or its_score < base or tonumber(last) <= came
-  return math.min(is_all and all or want, 1e12)
+  return math.min(is_all and all or want, 1e12), spare + 1
 end
 
--- What those before us want together, and how many tickets they are. Void tickets leave. Of a long
--- line that leaves us nothing anyway, the rest is taken to want as much as its beginning.
+-- What those before us want together, how many tickets they are, and the ms until the last of them is
+-- passed over unless it asks. Void tickets leave. Of a long line that leaves us nothing anyway, the
+-- rest is taken to want as much as its beginning.
 function line.before(left)
-  if state[7] == 0 then return 0, 0 end
+  local late = 0
+  if state[7] == 0 then return 0, 0, late end
   local upto, total, ahead, read, dead = '(' .. string.format('%.3f', score), 0, 0, 0, 0
   local has_more = true
   while has_more and read < MOST_READ and dead < MOST_DEAD and (read == 0 or total <= left) do
@@ -49,10 +52,11 @@ function line.before(left)
     has_more = #names == CHUNK
     local told = names[1] and redis.call('HMGET', KEYS[4], unpack(names)) or {}
     for place, name in ipairs(names) do
-      local kept = name == ticket and 0 or kept_for(told[place], tonumber(found[2 * place]))
+      local kept, spare = 0, nil
+      if name ~= ticket then kept, spare = kept_for(told[place], tonumber(found[2 * place])) end
       if kept then
         read = read + 1
-        if kept > 0 then total, ahead = total + kept, ahead + 1 end
+        if kept > 0 then total, ahead, late = total + kept, ahead + 1, spare end
       else
         dead = dead + 1
         redis.call('ZREM', KEYS[3], name)
@@ -66,17 +70,17 @@ function line.before(left)
   elseif ahead == 0 and redis.call('EXISTS', KEYS[3]) == 0 then
     state[7] = 0
   end
-  return total, ahead
+  return total, ahead, late
 end
 
--- Waits on, after `served` of the group were granted `grant`.
-function line.stand(served, grant, wait)
+-- Waits on for so many ms, after `served` of the group were granted `grant`.
+function line.stand(served, grant, pause)
   local want = -grant
   for _, cost in ipairs(costs) do want = want + cost end
   redis.call('ZADD', KEYS[3], string.format('%.3f', score), ticket)
   redis.call('HSET', KEYS[4], ticket, string.format('%.0f %.0f %.0f %.0f %.0f %.0f %.0f %.0f',
     group[1], want, group[5] - grant, group[4] - served, math.max(0, now - group[3]), now,
-    math.min(wait, group[6]), group[7]))
+    math.min(pause, group[6]), group[7]))
   redis.call('PEXPIRE', KEYS[3], 2 * group[7] + 1000)
   redis.call('PEXPIRE', KEYS[4], 2 * group[7] + 1000)
   state[7] = 1
