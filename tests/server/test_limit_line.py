@@ -130,8 +130,9 @@ async def test_who_is_next_asks_as_soon_as_the_one_before_it_is_late(clock, ask)
     reply = await ask("bert", Group([1] * 5))
     wait_ms, pause_ms = reply[1], reply[-1]
     assert (wait_ms, pause_ms) == (119_985, 106)
+    await clock.advance(0.001)
     assert (await ask("carl", Group([1])))[-1] > 60_000, "bert asks before"
-    await clock.advance(0.106)
+    await clock.advance(0.105)
     assert (await ask("bert", Group([1] * 5, age_ms=106)))[5] == 0
 
 
@@ -168,6 +169,58 @@ async def test_gcra_drains_a_line_longer_than_its_burst_at_its_pace(clock, ask, 
     await clock.advance(0.001)
     other = await ask("bert", Group([1]), **rates)
     assert other[1] == pytest.approx((1_001 - burst) * pace_ms, abs=1)
+
+
+async def test_the_first_in_line_has_permits_of_gcra_ahead_each_for_its_time(clock, ask):
+    rates = {"rates": "200/s", "algorithm": "gcra", "burst": 1}
+    group = Group([1] * 9, early_ms=20, depths=[(9, 1)])
+    reply = await ask("anna", group, **rates)
+    assert (reply[0], reply[1]) == (5, 26), "a period is longer by the 20 ms"
+    assert reply[-7:-5] == [26, 41]
+    assert reply[-5:] == [0, 6, 11, 16, 21]
+    await clock.advance(0.013)
+    group.costs, group.age_ms = [1] * 4, 13
+    reply = await ask("anna", group, **rates)
+    assert (reply[0], reply[-2:]) == (2, [13, 18])
+    assert (await ask("bert", Group([1], early_ms=20), **rates))[0] == 0, "anna is before"
+    assert (await ask("", Group([1]), **rates))[0] == 0
+    assert (await ask("carl", Group([2], early_ms=20), priority=1, **rates))[1] == -1
+
+
+@pytest.mark.parametrize("seed", range(20))
+async def test_permits_ahead_bring_no_window_over_its_limit(client, clock, ask, seed):
+    random, now, uses = Random(seed), NOON_MS, dict[int, tuple[int, int]]()  # noqa: S311
+    burst, windows, granted = random.randint(1, 4), {100: 10, 400: 30}, 0
+    rates = {"rates": ["10/100ms", "30/400ms"], "algorithm": "gcra", "burst": burst}
+    for _ in range(150):
+        now += random.choice((0, 1, 3, 10, 20, 45))
+        await clock.set_ms(now)
+        name, early_ms = random.choice((("anna", 20), ("anna", 20), ("bert", 11), ("", 0)))
+        costs = [random.randint(1, burst) for _ in range(random.randint(1, 6) if name else 1)]
+        reply = await ask(name, Group(costs, early_ms=early_ms), **rates)
+        ready = reply[11:] if name else []
+        left, granted = reply[0], granted + reply[0]
+        for place, cost in enumerate(costs):
+            if left < cost:
+                break
+            left -= cost
+            used = reply[2] + (ready[place] if ready else 0)
+            uses[int(reply[3]) + place] = (used, cost)
+        if uses and random.random() < 0.2:
+            permit = random.choice(list(uses))
+            used, cost = uses.pop(permit)
+            await client.scripts.settle_limit(
+                keys=client.keys.limit("line", "all"),
+                algorithm="gcra",
+                permits=(permit, cost, 0, used),
+                as_of_now="0",
+                setting=setting_of(rates["rates"], algorithm="gcra", burst=burst).arguments(100),
+            )
+    for end, _ in uses.values():
+        for period_ms, limit in windows.items():
+            inside = [cost for at, cost in uses.values() if end - period_ms < at <= end]
+            assert sum(inside) <= limit
+    assert granted > 0.25 * (now - NOON_MS) * (30 - burst + 1) / 400
 
 
 async def test_a_cost_above_the_limit_is_told_apart_from_a_long_wait(clock, ask):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 import time
+from itertools import pairwise
 
 import pytest
 
@@ -164,9 +165,9 @@ async def test_permits_of_who_leaves_while_they_are_asked_for_are_not_lost(limit
     asked = limit._asker.ask_for_group
     is_asking = asyncio.Event()
 
-    async def ask(question):
+    async def ask(*question):
         is_asking.set()
-        return await asked(question)
+        return await asked(*question)
 
     limit._asker.ask_for_group = ask
     await is_asking.wait()
@@ -178,6 +179,29 @@ async def test_permits_of_who_leaves_while_they_are_asked_for_are_not_lost(limit
         return (await limit.peek()).remaining == 2
 
     await eventually(came_back)
+
+
+async def test_permits_ahead_of_a_caller_that_leaves_go_to_the_next_in_their_time(limit_of):
+    limit = await limit_of("100/s", algorithm="gcra", burst=1)
+    callers = [asyncio.create_task(limit.acquire()) for _ in range(6)]
+    asked, are_granted_ahead = limit._asker.ask_for_group, asyncio.Event()
+
+    async def ask(*question):
+        told = await asked(*question)
+        if len(told.ready_s) > 1 and not are_granted_ahead.is_set():
+            asyncio.get_running_loop().call_soon(callers[1].cancel)
+            are_granted_ahead.set()
+        return told
+
+    limit._asker.ask_for_group = ask
+    ends = await asyncio.gather(*callers, return_exceptions=True)
+    assert are_granted_ahead.is_set()
+    assert isinstance(ends.pop(1), asyncio.CancelledError)
+    permits = sorted((int(end.permit[0]), end.permit[1]) for end in ends)
+    first, _ = permits[0]
+    assert [number for number, _ in permits] == list(range(first, first + 5))
+    times = [at for _, at in permits]
+    assert all(later - at >= 10 for at, later in pairwise(times))
 
 
 async def test_whoever_cannot_be_served_in_time_hears_so_at_once(limit_of):

@@ -22,6 +22,7 @@ class Group:
     pause_ms: int = 500
     ticket_ms: int = 3_000
     depths: list[tuple[int, int]] = field(default_factory=list)
+    early_ms: int = 0
 
     def told(self) -> bytes:
         return msgspec.msgpack.encode(
@@ -35,6 +36,7 @@ class Group:
                 self.ticket_ms,
                 self.costs,
                 self.depths,
+                self.early_ms,
             )
         )
 

@@ -37,6 +37,10 @@ _WINDOWS_FROM: Final = 6
 _LONGEST_PACE_S: Final = 0.01
 # Of a window: a permit that is taken so much later is missing for so long.
 _PACE_PART: Final = 0.005
+# Where gcra soon loses what is not taken in time, a process asks for it before. By as much its
+# period is longer then, so that permits that are used late bring no period over the limit.
+_LONGEST_EARLY_S: Final = 0.03
+_EARLY_PART: Final = 0.02
 _NOTHING_DONE: Final = (ClusterDown, ReadOnlyReplica, Redirected, ScriptMissing, Unreachable)
 
 
@@ -68,6 +72,8 @@ class GroupAnswer:
     """Tickets of other processes that are before."""
     waits_s: list[float]
     """For each depth of the line that was asked for."""
+    ready_s: list[float]
+    """For each caller that was granted permits ahead, until it may use them."""
 
 
 class Asker:
@@ -107,7 +113,19 @@ class Asker:
         setting = self.setting
         if setting.algorithm != "gcra":
             return min(_LONGEST_PACE_S, setting.rates[0].period_s * _PACE_PART)
-        return min(_LONGEST_PACE_S, *(setting.slack_s(rate) / 2 for rate in self._rates))
+        return min(_LONGEST_PACE_S, (self._slack_s + self.early_s) / 3)
+
+    @property
+    def early_s(self) -> float:
+        """How long before permits are there a process may be granted them, to use them then."""
+        if self.setting.algorithm != "gcra":
+            return 0.0
+        most_s = self.setting.rates[0].period_s * _EARLY_PART
+        return min(most_s, max(0.0, _LONGEST_EARLY_S - self._slack_s))
+
+    @property
+    def _slack_s(self) -> float:
+        return min(map(self.setting.slack_s, self._rates))
 
     def keys(self, key: str) -> LimitKeys:
         known = self._keys.get(key)
@@ -165,13 +183,14 @@ class Asker:
         """Ask the server."""
         return self._answer(await self._reply_to(question), question.cost)
 
-    async def ask_for_group(self, question: Question) -> GroupAnswer:
-        """Ask for callers that wait."""
+    async def ask_for_group(self, question: Question, depths: int) -> GroupAnswer:
+        """Ask for callers that wait, and for the waits of so many depths of their line."""
         reply = await self._reply_to(question)
         windows_to = _WINDOWS_FROM + 2 * len(self._rates)
-        pause_s, *waits_s = map(_seconds, reply[windows_to:])
+        pause_s, *rest = map(_seconds, reply[windows_to:])
         answer = self._answer(reply[:windows_to], question.cost)
-        return GroupAnswer(answer, _seconds(reply[1]), pause_s, reply[5], waits_s)
+        waits_s, ready_s = rest[:depths], rest[depths:]
+        return GroupAnswer(answer, _seconds(reply[1]), pause_s, reply[5], waits_s, ready_s)
 
     async def _reply_to(self, question: Question) -> list[Any]:
         await self.refresh()

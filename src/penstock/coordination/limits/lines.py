@@ -13,7 +13,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from itertools import accumulate
+from itertools import accumulate, chain, repeat
 from typing import TYPE_CHECKING, Final
 from uuid import uuid4
 
@@ -88,13 +88,24 @@ class LocalLines:
 class _Waiter:
     """One caller."""
 
-    __slots__ = ("came", "cost", "deadline", "future", "timer")
+    __slots__ = ("came", "cost", "deadline", "future", "promise", "timer")
 
     def __init__(self, cost: int, patience_s: float) -> None:
         self.cost, self.came = cost, time.monotonic()
         self.deadline = self.came + patience_s
         self.future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
         self.timer: asyncio.TimerHandle | None = None
+        self.promise: tuple[Answer, float] | None = None
+        """What it was given, and from when on it may be used."""
+
+    def keep_promise(self, answer: Answer, ready_at: float) -> None:
+        """Hand permits over, as soon as they may be used."""
+        left_s = ready_at - time.monotonic()
+        if left_s > 0:
+            loop = asyncio.get_running_loop()
+            self.timer = loop.call_later(max(left_s, _TIMER_S), self.keep_promise, answer, ready_at)
+        elif not self.future.done():
+            self.future.set_result(answer)
 
 
 class _Line:
@@ -139,11 +150,10 @@ class _Line:
         try:
             return await waiter.future
         except asyncio.CancelledError:
-            future = waiter.future
             if self._remove(waiter):
                 self._ask_within(_LEAVE_S)
-            elif future.done() and not future.cancelled() and future.exception() is None:
-                self._pass_on(future.result())
+            elif waiter.promise is not None:
+                self._pass_on(*waiter.promise)
             raise
 
     # ---- the task
@@ -193,12 +203,12 @@ class _Line:
         )
         self._has_ticket = self._is_asking = True
         try:
-            told = await self._asker.ask_for_group(question)
+            told = await self._asker.ask_for_group(question, len(depths))
         finally:
             self._is_asking = False
         self._ahead = told.ahead
         self._opens_at = time.monotonic() + told.wait_s
-        self._hand_out(group, told.answer)
+        self._hand_out(group, told.answer, told.ready_s)
         is_done = told.answer.granted == question.cost
         if is_done or math.isinf(told.wait_s):
             self._has_ticket = False
@@ -214,6 +224,8 @@ class _Line:
         pace_s, pause_s = self._asker.pace_s, told.pause_s
         if math.isinf(pause_s):
             return 0.0
+        if not told.ahead:
+            pause_s -= max(0.0, self._asker.early_s - pace_s)
         pause_s = pause_s - _TIMER_S if pace_s < _TIMER_S else max(pause_s, pace_s)
         return min(pause_s, self._longest_pause_s(), _LEAVE_S if self._unchecked else math.inf)
 
@@ -293,15 +305,17 @@ class _Line:
                 round((self._recheck_s + self._ticket_s) * 1000),
                 [waiter.cost for waiter in group],
                 depths,
+                int(self._asker.early_s * 1000),
             )
         )
 
-    def _hand_out(self, group: Sequence[_Waiter], told: Answer) -> None:
+    def _hand_out(self, group: Sequence[_Waiter], told: Answer, ready_s: Sequence[float]) -> None:
         if not told.granted or told.permit is None:
             return
-        left, (permit, logged_ms) = told.granted, told.permit
-        spare: list[Answer] = []
-        for number, waiter in enumerate(group, int(permit)):
+        left, (permit, logged_ms), now = told.granted, told.permit, time.monotonic()
+        spare: list[tuple[Answer, float]] = []
+        each = zip(group, chain(ready_s, repeat(0.0)), strict=False)
+        for number, (waiter, in_s) in enumerate(each, int(permit)):
             if left < waiter.cost:
                 break
             left -= waiter.cost
@@ -310,21 +324,23 @@ class _Line:
                 granted=waiter.cost,
                 rates=told.rates,
                 told=told.told,
-                permit=(b"%d" % number, logged_ms),
+                permit=(b"%d" % number, logged_ms + round(in_s * 1000)),
             )
             self._limit.note(self.key, waiter.cost)
-            if not self._give(waiter, answer):
-                spare.append(answer)
-        for answer in spare:
-            self._pass_on(answer)
+            if in_s and now + in_s > waiter.deadline:
+                self._refuse(waiter, self._reached(in_s))
+            if not self._give(waiter, answer, now + in_s):
+                spare.append((answer, now + in_s))
+        for answer, ready_at in spare:
+            self._pass_on(answer, ready_at)
 
-    def _pass_on(self, answer: Answer) -> None:
+    def _pass_on(self, answer: Answer, ready_at: float) -> None:
         """Give the permits of a caller that has gone to the next one, or back."""
         waiter = next(iter(self._waiters), None)
         if waiter is None or waiter.cost != answer.granted:
             self._lines.give_back(self.key, answer)
         else:
-            self._give(waiter, answer)
+            self._give(waiter, answer, ready_at)
 
     # ---- single callers
 
@@ -338,10 +354,12 @@ class _Line:
             waiter.timer.cancel()
         return True
 
-    def _give(self, waiter: _Waiter, answer: Answer) -> bool:
+    def _give(self, waiter: _Waiter, answer: Answer, ready_at: float = 0.0) -> bool:
+        """Give permits that may be used from then on; False if the caller has gone."""
         if not self._remove(waiter) or waiter.future.done():
             return False
-        waiter.future.set_result(answer)
+        waiter.promise = (answer, ready_at)
+        waiter.keep_promise(answer, ready_at)
         return True
 
     def _refuse(self, waiter: _Waiter, error: Exception) -> None:

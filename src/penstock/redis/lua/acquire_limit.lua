@@ -17,8 +17,9 @@
 -- ARGV[8]  str     of callers that wait, as MessagePack: number of the group, ms since its first
 --                  caller came, ms since the last one behind it came, callers and permits wanted in
 --                  all, ms until they ask again at the latest, ms after which the ticket of a silent
---                  process is void, the permits of each caller of the group, and the depths of the
---                  line whose waits are asked for (permits up to there, permits of the last one)
+--                  process is void, the permits of each caller of the group, the depths of the line
+--                  whose waits are asked for (permits up to there, permits of the last one), and by
+--                  how many ms permits may be granted before they are there, of gcra
 -- ARGV[9]  str     id of permits taken before that are given back, '' for none
 -- ARGV[10] int     how many those were
 -- ARGV[11] int     how many of them were used
@@ -30,7 +31,8 @@
 --                server's ms that was logged; id, those of a group follow it; why not: 0 '', 1 the
 --                limit, 2 others wait, 3 a penalty; how many tickets are before; then for each
 --                window what is left and ms until it is all free; of a group then ms until it
---                should ask again, and ms to wait for each depth
+--                should ask again, ms to wait for each depth, and, where permits may be granted
+--                ahead, ms until each caller that was granted may use its own
 
 -- Include: time
 local algorithm, first = ARGV[1], 13
@@ -69,12 +71,18 @@ local room = left - before  -- room for us: what is left behind those before
 -- Whoever asks for so long takes the period for a longer one, from before an edit.
 local at = now + hold
 if hold > 0 and algo.reaches and not algo.reaches(at) then room = 0 end
+-- The first in line may take permits some ms ahead, each to be used when it is there.
+local early, ready = group and ahead == 0 and algo.room_within and group[10] or 0, {}
+if early > 0 then
+  room = math.huge
+  for place = 1, #windows do room = math.min(room, algo.room_within(windows[place], early)) end
+end
 local grant, served, wait, reason = 0, 0, 0, 0
 if state[5] > now then
   wait, reason = state[5] - now, 3
 elseif wanted > 0 and room >= fewest then
   if group then
-    while served < #costs and grant + costs[served + 1] <= room do
+    while served < #costs and grant + costs[served + 1] <= room and costs[served + 1] <= most do
       served = served + 1
       grant = grant + costs[served]
     end
@@ -89,9 +97,17 @@ local number = state[3] + 1
 if grant > 0 then
   for place = 1, math.max(served, 1) do
     state[3] = state[3] + 1
-    algo.take(group and costs[place] or grant, at)
+    local cost = group and costs[place] or grant
+    if early > 0 then
+      ready[place] = ready[place - 1] or 0
+      for _, window in ipairs(windows) do
+        local need = cost - algo.room(window)
+        if need > 0 then ready[place] = math.max(ready[place], math.ceil(algo.wait(window, need))) end
+      end
+    end
+    algo.take(cost, at, early)
   end
-  if at > state[4] then state[4] = at end
+  state[4] = math.max(state[4], at + (ready[#ready] or 0))
 end
 
 -- The ms until so many permits can have been given out, those before us taking theirs at once.
@@ -149,4 +165,5 @@ if group then reply[#reply + 1] = math.ceil(pause) end
 for _, depth in ipairs(group and group[9] or {}) do
   reply[#reply + 1] = depth[2] > most and -1 or math.ceil(wait_for(before + depth[1] - grant))
 end
+for place = 1, #ready do reply[#reply + 1] = ready[place] end
 return reply

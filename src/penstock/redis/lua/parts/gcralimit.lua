@@ -35,14 +35,21 @@
     return math.floor(window.burst - window.used / window.edge + 1e-9)
   end
 
+  -- How many can be taken until so many ms from now, each as soon as it is there.
+  function algo.room_within(window, ms)
+    return math.floor(window.burst - (window.used - ms) / window.edge + 1e-9)
+  end
+
   function algo.reset(window)
     return window.used
   end
 
-  function algo.take(count, at)
+  -- Permits ahead may be used late by about as many ms: by as much the period is longer for them.
+  function algo.take(count, at, early)
     for place = 1, #windows do
       local window = windows[place]
-      window.used = math.max(window.used, at - now) + count * window.edge
+      local weight = count * (1 + early / window.ms)
+      window.used = math.max(window.used, at - now) + weight * window.edge
     end
   end
 
