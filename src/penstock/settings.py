@@ -94,6 +94,9 @@ class TimeoutSettings(Group):
     connect_s: Seconds = 5.0
     command_s: Seconds = 5.0
     """Without a reply for this long the connection counts as dead: the outcome is unknown."""
+    silent_s: Seconds = 0.4
+    """Without a reply for this long another connection is tried; if the server answers there, the
+    first one counts as dead."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -29,6 +29,8 @@ LOADED_S = 1.0
 APART_S = 0.6
 """Between faults: a connection that breaks sooner after it was opened counts as refused."""
 KEYS = 3
+PATIENT = {"timeouts.connect_s": 5.0, "timeouts.command_s": 5.0}
+"""The defaults."""
 
 FAULTS = {
     "the client's side is reset": lambda proxy, **which: proxy.cut(
@@ -360,6 +362,18 @@ async def go_through(subject, proxy, fault, *, rounds, each=6):
 @pytest.mark.parametrize("name", SUBJECTS)
 async def test_nothing_is_lost_repeated_or_stuck(behind, valkey_server, name, fault):
     app, near, proxy = await behind(valkey_server)
+    subject = SUBJECTS[name]()
+    async with subject.running(app, near):
+        longest_s = await go_through(subject, proxy, fault, rounds=2)
+    assert longest_s <= RECOVERY_S + LOADED_S
+
+
+@pytest.mark.parametrize("fault", ["replies vanish", "requests vanish"])
+@pytest.mark.parametrize("name", ["topic", "topic by key", "queue", "queue with records"])
+async def test_half_open_connections_are_replaced_long_before_commands_time_out(
+    behind, valkey_server, name, fault
+):
+    app, near, proxy = await behind(valkey_server, **PATIENT)
     subject = SUBJECTS[name]()
     async with subject.running(app, near):
         longest_s = await go_through(subject, proxy, fault, rounds=2)

@@ -348,3 +348,64 @@ async def test_through_any_weather_the_counts_are_what_was_promised(
         ("rejected and stored, or sent twice", invented, "<=", 0),
     ):
         figure("torture-core", f"random weather, seed {seed}: {name}", value, "calls", op, bar)
+
+
+# ---- connections that one side still believes in
+
+
+@pytest.mark.parametrize("way", ["to_client", "to_server"])
+async def test_a_half_open_connection_is_replaced_while_the_server_answers_others(
+    open_client, valkey_server, fault_proxy, way
+):
+    proxy = fault_proxy(valkey_server)
+    client = await open_client(proxy.url)
+    proxy.drop(way=way)
+    started = now()
+    ends = await asyncio.gather(*(client.call("PING") for _ in range(3)), return_exceptions=True)
+    assert {type(end) for end in ends} == {OutcomeUnknown}
+    assert now() - started < client.settings.timeouts.command_s / 2
+    assert await client.call("PING") == b"PONG"
+    assert proxy.open_connections <= 2  # the proxy still keeps the one that the client has left
+
+
+@pytest.mark.parametrize("pause", ["ALL", "WRITE"])
+async def test_a_server_that_lets_everybody_wait_is_waited_for(
+    open_client, valkey_server, fault_proxy, pause
+):
+    client = await open_client(fault_proxy(valkey_server).url)
+    valkey_server.command("CLIENT", "PAUSE", "1500", pause)
+    started = now()
+    assert await client.call("SET", "a", "b") == b"OK"
+    assert now() - started > 1
+
+
+async def test_a_server_that_is_far_away_is_waited_for(open_client, valkey_server, fault_proxy):
+    proxy = fault_proxy(valkey_server)
+    client = await open_client(proxy.url)
+    proxy.latency(0.45)
+    for _ in range(2):
+        assert await client.call("PING") == b"PONG"
+
+
+async def test_a_command_that_may_block_is_not_taken_for_a_dead_connection(
+    open_client, valkey_server, fault_proxy
+):
+    client = await open_client(fault_proxy(valkey_server).url)
+    started = now()
+    assert await client.call("BLPOP", "nothing", "1.2", timeout_s=3) is None
+    assert now() - started > 1
+
+
+async def test_a_client_closes_while_it_compares_connections(
+    open_client, valkey_server, fault_proxy
+):
+    proxy = fault_proxy(valkey_server)
+    client = await open_client(proxy.url)
+    proxy.blackhole()
+    call = asyncio.create_task(client.call("PING"))
+    await eventually(lambda: len(proxy.attempts) == 2)
+    await client.close()
+    with pytest.raises(OutcomeUnknown):
+        await call
+    proxy.heal()
+    await eventually(lambda: proxy.open_connections == 0)

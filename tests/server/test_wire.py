@@ -3,6 +3,7 @@
 import asyncio
 import gc
 import random
+import socket
 import tracemalloc
 import warnings
 
@@ -41,6 +42,12 @@ async def test_it_speaks_to_every_supported_server(open_wire, any_server, namesp
     assert await wire.call("GET", f"{namespace}:key") == b"1.5"
     assert b"db=3" in await wire.call("CLIENT", "INFO")
     assert b"name=penstock" in await wire.call("CLIENT", "INFO")
+
+
+async def test_an_idle_connection_is_kept_alive(wire):
+    peer = wire._transport.get_extra_info("socket")
+    assert peer.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+    assert peer.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE) <= 60
 
 
 async def test_it_goes_over_a_unix_socket_too(open_wire, valkey_server):

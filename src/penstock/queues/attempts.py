@@ -64,12 +64,18 @@ def after_failure(job: JobContext, failure: Failure) -> Meta:
         message=failure.message[:_LONGEST_MESSAGE],
         fingerprint=failure.fingerprint,
     )
+    return _charged(meta, job.id, trouble)
+
+
+def _charged(meta: Meta, job_id: str, trouble: Trouble, *, crashes: int = 0) -> Meta:
+    """What to remember after an attempt that ended so."""
     return msgspec.structs.replace(
         meta,
-        id=job.id,
-        attempts=min(job.attempt, MOST_ATTEMPTS),
+        id=job_id,
+        attempts=min(trouble.attempt, MOST_ATTEMPTS),
+        crashes=min(meta.crashes + crashes, MOST_ATTEMPTS),
         begun=False,
-        first_failed_ms=meta.first_failed_ms or failure.at_ms,
+        first_failed_ms=meta.first_failed_ms or trouble.at_ms,
         history=(*meta.history, trouble)[-_TOLD:],
     )
 
@@ -110,15 +116,7 @@ def after_crash(
     attempt = min(meta.attempts + 1, MOST_ATTEMPTS)
     failure = crash_of(attempt, worker, now_ms)
     trouble = Trouble(attempt=attempt, at_ms=now_ms, message=failure.message)
-    kept = msgspec.structs.replace(
-        meta,
-        id=job_id,
-        attempts=attempt,
-        crashes=min(meta.crashes + 1, MOST_ATTEMPTS),
-        begun=False,
-        first_failed_ms=meta.first_failed_ms or now_ms,
-        history=(*meta.history, trouble)[-_TOLD:],
-    )
+    kept = _charged(meta, job_id, trouble, crashes=1)
     if attempt < limit:
         return job_id, "back", write_item(item, kept, codec), ""
     told = msgspec.structs.replace(kept, history=meta.history)  # the letter adds the failure itself

@@ -19,7 +19,7 @@ __all__ = ["Waiters"]
 logger = logging.getLogger(__name__)
 quiet = RateLimitedLog(logger)
 
-_MARGIN_S = 2.0
+_MARGIN_S = 1.0
 _FUTILE_S, _LONGEST_FUTILE_S = 0.001, 0.1
 # Connections that may wait on the server are few; some are left to others.
 _waiting: WeakKeyDictionary[Client, int] = WeakKeyDictionary()

@@ -369,7 +369,13 @@ class Client:
 
     def _make_node(self, endpoint: Endpoint) -> Node:
         return self._keep(
-            Node(endpoint, self._connector.connect, self.settings.pools, self.counters)
+            Node(
+                endpoint,
+                self._connector.connect,
+                self.settings.pools,
+                self.counters,
+                self.settings.timeouts.silent_s,
+            )
         )
 
     def _make_sentinel(self, endpoint: Endpoint) -> Node:

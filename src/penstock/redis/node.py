@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections import defaultdict
 from collections.abc import AsyncGenerator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -20,6 +21,9 @@ __all__ = ["Counters", "Node", "Role"]
 
 logger = logging.getLogger(__name__)
 quiet = RateLimitedLog(logger)
+
+# A reply that was sent before that to a later question, over another connection, may be on its way.
+_STRAGGLER_S = 0.1
 
 
 class Role(StrEnum):
@@ -50,6 +54,9 @@ class Node:
 
     While the endpoint cannot be reached it is tried at most twice a second, whoever asks; callers
     in between get the last refusal at once.
+
+    A shared wire that misses a reply for `silent_s` is compared with a new one: if the server
+    answers there, the old one is half-open, and its commands have an unknown outcome.
     """
 
     def __init__(
@@ -58,8 +65,10 @@ class Node:
         connect: Callable[[Endpoint], Awaitable[Wire]],
         pools: PoolSettings,
         counters: Counters,
+        silent_s: float = math.inf,
     ) -> None:
         self.endpoint = endpoint
+        self._silent_s = silent_s
         self._connect = connect
         self._pools = pools
         self._counters = counters
@@ -71,6 +80,7 @@ class Node:
         self._refused: PenstockError | None = None
         self._refused_at = 0.0
         self._closed = False
+        self._comparing: dict[Role, asyncio.Task[None]] = {}
 
     @property
     def refused(self) -> bool:
@@ -98,7 +108,8 @@ class Node:
             if wire is None:
                 if broken := self._shared.pop(role, None):
                     self._note_end(broken)
-                wire = self._shared[role] = await self._open()
+                wire = await self._open()
+                self._share(role, wire)
             return wire
 
     @asynccontextmanager
@@ -146,6 +157,10 @@ class Node:
     async def close(self) -> None:
         """End every connection and wait for the end."""
         self._closed = True
+        comparing = list(self._comparing.values())
+        for task in comparing:
+            task.cancel()
+        await asyncio.gather(*comparing, return_exceptions=True)
         await asyncio.gather(*(wire.close() for wire in self._wires()))
 
     def _size(self, role: Role) -> int:
@@ -158,6 +173,43 @@ class Node:
     def _wires(self) -> list[Wire]:
         spare = [wire for wires in self._spare.values() for wire in wires]
         return [*self._shared.values(), *spare, *self._lent]
+
+    def _share(self, role: Role, wire: Wire) -> None:
+        self._shared[role] = wire
+        wire.watch(self._silent_s, lambda: self._compare_soon(role, wire))
+
+    def _compare_soon(self, role: Role, wire: Wire) -> None:
+        if role not in self._comparing and not self._closed:
+            task = asyncio.create_task(self._compare(role, wire), name=f"compare {self.endpoint}")
+            self._comparing[role] = task
+            task.add_done_callback(lambda _: self._comparing.pop(role))
+
+    async def _compare(self, role: Role, wire: Wire) -> None:
+        """Replace a shared wire that stays silent while the server answers over a new one.
+
+        Then wires that are lent out and silent, too, have most likely met with the same. They may
+        as well wait for a blocked command, but who lent them can bear to lose one.
+        """
+        since, began = wire.quiet_since, asyncio.get_running_loop().time()
+        with suppress(PenstockError):
+            async with self._door:
+                other = await self._open()
+            try:
+                # As a script it waits, like most of what we send, while writes are paused.
+                await other.call("EVAL", "return 1", 0)
+                await asyncio.sleep(_STRAGGLER_S)
+                if since is not None and wire.quiet_since == since:
+                    for silent in (wire, *self._quiet_since(began)):
+                        silent.abort("no reply, though the server answers over another connection")
+                    if self._shared.get(role) is wire and not self._closed:
+                        self._share(role, other)
+            finally:
+                if self._shared.get(role) is not other:
+                    other.abort("it was opened to compare")
+
+    def _quiet_since(self, moment: float) -> list[Wire]:
+        """Wires lent out that miss a reply and got nothing since then."""
+        return [wire for wire in self._lent if (wire.quiet_since or math.inf) <= moment]
 
     async def _spare_or_new(self, role: Role) -> Wire:
         while self._spare[role]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import fcntl
+import math
 import os
 import socket
 import ssl
@@ -46,6 +47,8 @@ _MORE = object()
 _UNSENT_HIGH = 1024 * 1024
 # So many leave together: the server is at work on them while the next ones are made.
 _TOGETHER = 16
+# After so many idle seconds, then so often, until so many questions were not answered.
+_KEEP_ALIVE = {"TCP_KEEPIDLE": 30, "TCP_KEEPINTVL": 10, "TCP_KEEPCNT": 3}
 
 FRESH_S = 0.55
 """What was opened less long ago than this is not opened anew: at most two tries in any second,
@@ -107,6 +110,9 @@ class Wire(asyncio.Protocol):
         self._writable.set()
         self._progress_at = 0.0
         self._buffered = 0
+        self._silent_s = math.inf
+        self._when_silent: Callable[[], object] = lambda: None
+        self._silent_since = 0.0
         self._finishing = False
         self._timer: asyncio.TimerHandle | None = None
         self._ended: asyncio.Future[None] = self._loop.create_future()
@@ -200,7 +206,7 @@ class Wire(asyncio.Protocol):
             self._flushing = True
             self._loop.call_soon(self._flush)
             self._transport.write(packed)
-        look_at = now + limit_s / 2
+        look_at = now + min(limit_s / 2, self._silent_s)
         if self._timer is None or self._timer.when() > look_at:
             self._set_timer(look_at)
         return batch.future
@@ -226,6 +232,26 @@ class Wire(asyncio.Protocol):
         """Wait until the socket keeps up with what was sent."""
         while not self._writable.is_set():
             await self._writable.wait()
+
+    def watch(self, silent_s: float, when_silent: Callable[[], object]) -> None:
+        """Have `when_silent` called when a reply has been missing for `silent_s`.
+
+        Once for each silence, and not for commands that came with a limit of their own: these may
+        block on the server.
+        """
+        self._silent_s, self._when_silent = silent_s, when_silent
+
+    @property
+    def quiet_since(self) -> float | None:
+        """Since when a reply is missing and nothing has come or left; None if none is missing."""
+        if not self._pending or self._transport is None:
+            self._buffered = 0
+            return None
+        buffered = _on_the_way(self._transport)
+        if buffered < self._buffered:
+            self._progress_at = self._loop.time()  # a slow link is not a dead one
+        self._buffered = buffered
+        return max(self._pending[0].sent_at, self._progress_at)
 
     def finish(self) -> None:
         """Take no more commands, and end when the replies still owed have come."""
@@ -254,6 +280,7 @@ class Wire(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)
         self._transport.set_write_buffer_limits(high=_UNSENT_HIGH)
+        _keep_alive(transport.get_extra_info("socket"))
         self.opened_at = self._loop.time()
         if self._reason is not None:  # whoever wanted it was cancelled before it was made
             self._transport.abort()
@@ -336,21 +363,21 @@ class Wire(asyncio.Protocol):
 
     def _check_deadline(self) -> None:
         self._timer = None
-        if not self._pending or self._transport is None:
-            self._buffered = 0
+        if (since := self.quiet_since) is None:
             return
         head, now = self._pending[0], self._loop.time()
-        buffered = _on_the_way(self._transport)
-        if buffered < self._buffered:
-            self._progress_at = now  # a slow link is not a dead one
-        self._buffered = buffered
-        due = max(head.sent_at, self._progress_at) + head.timeout_s
+        due, silent_at = since + head.timeout_s, since + self._silent_s
         if now >= due:
             self._end(f"no reply within {head.timeout_s:g} s")
-        else:
-            # Half-way, to see whether bytes leave; and soon even during a long read, as what
-            # follows it has a shorter limit and becomes the head unseen.
-            self._set_timer(min(due, now + min(head.timeout_s, self._command_s) / 2))
+            return
+        if now >= silent_at:
+            if head.timeout_s == self._command_s and since != self._silent_since:
+                self._silent_since = since
+                self._when_silent()
+            silent_at = now + self._silent_s
+        # Half-way, to see whether bytes leave; and soon even during a long read, as what
+        # follows it has a shorter limit and becomes the head unseen.
+        self._set_timer(min(due, silent_at, now + min(head.timeout_s, self._command_s) / 2))
 
     def _end(self, reason: str, *, abruptly: bool = True) -> None:
         """Fail what is outstanding, each with the truth about it. Later reasons do not count."""
@@ -376,6 +403,18 @@ class Wire(asyncio.Protocol):
                 self._transport.abort()
             else:
                 self._transport.close()
+
+
+def _keep_alive(peer: socket.socket) -> None:
+    """Have the system ask the other side of an idle connection whether it is there.
+
+    So no middlebox forgets it, and one that is dead ends before it is used.
+    """
+    if peer.family != socket.AF_UNIX:
+        peer.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        for name, value in _KEEP_ALIVE.items():
+            if (option := getattr(socket, name, None)) is not None:
+                peer.setsockopt(socket.IPPROTO_TCP, option, value)
 
 
 def _on_the_way(transport: asyncio.Transport) -> int:

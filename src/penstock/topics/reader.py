@@ -37,7 +37,7 @@ quiet = RateLimitedLog(logger)
 _LEAST_MARGIN_S, _MOST_MARGIN_S = 0.5, 5.0
 _MARGIN_PER_DELAY = 2
 # A read waits for this share of `worker.poll_s`: the rest is for noticing that no reply comes.
-_BLOCK_SHARE = 0.8
+_BLOCK_SHARE = 0.6
 _UNBLOCK_AGAIN_S = 0.05
 _LEAST_BLOCK_S = 0.05
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.002, 0.05
@@ -72,7 +72,7 @@ class Reader:
         self._fetch = client.settings.topics.fetch
         self.trouble: str | None = None
         self._refusals = 0
-        self._margin_s = _LEAST_MARGIN_S
+        self._margin_s, self._unanswered = _LEAST_MARGIN_S, 0
         self._turn = 0
         self._asked: Sequence[Held] = ()
         """Partitions that the read under way names."""
@@ -152,15 +152,19 @@ class Reader:
         began = time.monotonic()
         try:
             reply = await wire.call(*command, timeout_s=block_s + self._margin_s)
+            took_s = time.monotonic() - began
             if reply:
+                self._note_delay(min(took_s, self._margin_s / _MARGIN_PER_DELAY))
                 self._hand_out(reply, helds)
             else:
-                self._note_delay(time.monotonic() - began - block_s)
+                self._note_delay(took_s - block_s)
         except CommandRefused as error:
             await self._refused(error, helds)
         except OutcomeUnknown:
             if time.monotonic() - began >= block_s + self._margin_s:
-                self._margin_s = min(2 * self._margin_s, _MOST_MARGIN_S)
+                self._unanswered += 1
+                if self._unanswered > 1:  # one is a connection that was lost, more are a slow one
+                    self._margin_s = min(2 * self._margin_s, _MOST_MARGIN_S)
             for held in helds:
                 held.suspect_strays()
             raise
@@ -169,7 +173,12 @@ class Reader:
             self._answered.set()
 
     def _note_delay(self, delay_s: float) -> None:
-        """Learn from a read that waited in vain how long replies are on their way."""
+        """Learn how long replies are on their way.
+
+        That is what a read took beyond its own limit, and at most what one took that brought
+        messages.
+        """
+        self._unanswered = 0
         margin_s = max(_LEAST_MARGIN_S, _MARGIN_PER_DELAY * delay_s)
         self._margin_s = min(margin_s, _MOST_MARGIN_S)
 
