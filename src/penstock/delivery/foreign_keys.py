@@ -13,6 +13,7 @@ import msgspec
 from penstock.delivery.looking import text
 from penstock.errors import PenstockError
 from penstock.redis.client import Client
+from penstock.redis.escaping import escaped
 
 __all__ = ["ForeignKey", "delete_key", "foreign_among", "rename_key"]
 
@@ -21,13 +22,15 @@ class ForeignKey(msgspec.Struct, frozen=True, kw_only=True):
     """A key that holds something of another type than its name promises."""
 
     key: str
+    """Its name; bytes that are not UTF-8 are halves of surrogate pairs, as in paths of Python's."""
     type: str
     """What it holds."""
     expected: str
     """What belongs there."""
 
     def __str__(self) -> str:
-        return f"key {self.key} holds a {self.type} where a {self.expected} is expected"
+        key = escaped(self.key.encode(errors="surrogateescape"))
+        return f"key {key} holds a {self.type} where a {self.expected} is expected"
 
 
 def foreign_among(expected: Mapping[str, str], kinds: Sequence[bytes]) -> list[ForeignKey]:

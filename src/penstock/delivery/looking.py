@@ -8,7 +8,7 @@ from penstock.errors import CommandRefused, ServerError
 from penstock.redis.client import Client
 from penstock.redis.wire import Command, Reply
 
-__all__ = ["as_dict", "ask", "is_wrong_type", "now_ms", "text"]
+__all__ = ["as_dict", "ask", "exact", "is_wrong_type", "now_ms", "text"]
 
 _AT_ONCE = 1_000
 _ABSENT = "no such key"
@@ -48,6 +48,11 @@ def as_dict(reply: Reply) -> dict[str, Reply]:
 
 def text(value: bytes) -> str:
     return value.decode(errors="backslashreplace")
+
+
+def exact(value: bytes) -> str:
+    """Read a part of a key so that it can be sent again, whatever its bytes; not for people."""
+    return value.decode(errors="surrogateescape")
 
 
 def now_ms(reply: Reply) -> int:

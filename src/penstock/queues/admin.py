@@ -14,7 +14,7 @@ from penstock.queues.choice import checked_id, whole
 from penstock.queues.deletion import delete_queue
 from penstock.queues.foreign_keys import delete_foreign, rename_foreign
 from penstock.queues.in_hand import wait_until_idle
-from penstock.queues.lanes import FIXED, fair_lanes, lane_named, one_lane
+from penstock.queues.lanes import FIXED, fair_lanes, lane_named, one_lane, shown_lane
 from penstock.queues.looks import QueueLooks
 from penstock.queues.moving import Move
 from penstock.queues.purging import purge_delayed, purge_lane
@@ -42,13 +42,16 @@ class QueueAdmin(QueueLooks):
 
     A queue that was never used has zeros and `known=False`; a server that cannot be asked is a
     `ServerError`, a name that no queue can have `InvalidName`. A lane is "" (the plain list), a
-    priority or the group of a fair lane. Each act is on record; `who` names the person there;
-    without it, that is this process's user and host.
+    priority or the group of a fair lane; bytes are the name of a lane as it stands in keys. Each
+    act is on record; `who` names the person there; without it, that is this process's user and
+    host.
     """
 
     # --- stopping and going on
 
-    async def pause(self, queue: str, lane: str | None = None, *, who: str | None = None) -> bool:
+    async def pause(
+        self, queue: str, lane: str | bytes | None = None, *, who: str | None = None
+    ) -> bool:
         """Let no job of a queue, or of one of its lanes, begin; False if that was so.
 
         Jobs in hand run on, new ones are taken in. One round trip.
@@ -59,7 +62,9 @@ class QueueAdmin(QueueLooks):
             keys=keys, who=who or default_who(), kind=kind, lane=name
         )
 
-    async def resume(self, queue: str, lane: str | None = None, *, who: str | None = None) -> bool:
+    async def resume(
+        self, queue: str, lane: str | bytes | None = None, *, who: str | None = None
+    ) -> bool:
         """Let jobs begin again, of a lane that was parked, too; False if they did. One round trip.
 
         A lane that was paused for itself stays so when its queue is resumed.
@@ -131,7 +136,7 @@ class QueueAdmin(QueueLooks):
     async def purge(
         self,
         queue: str,
-        lane: str | None = None,
+        lane: str | bytes | None = None,
         *,
         delayed: bool = False,
         who: str | None = None,
@@ -159,7 +164,7 @@ class QueueAdmin(QueueLooks):
                 removed += await purge_delayed(self._client, self._codec, keys, which)
         finally:
             if removed:
-                detail = "" if everything else f"lane {lane}"
+                detail = "" if everything else f"lane {shown_lane(name)}"
                 await self._record(keys, who, "purge", removed, detail)
         if passed_over is not None:
             raise passed_over
@@ -172,8 +177,8 @@ class QueueAdmin(QueueLooks):
         *,
         count: int | None = None,
         ids: Iterable[str] | None = None,
-        lane: str = "",
-        to_lane: str | None = None,
+        lane: str | bytes = "",
+        to_lane: str | bytes | None = None,
         who: str | None = None,
     ) -> int:
         """Move waiting jobs of a lane to the back of another queue; how many were moved.

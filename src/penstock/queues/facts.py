@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from penstock.delivery.foreign_keys import ForeignKey, foreign_among
-from penstock.delivery.looking import as_dict, ask, is_wrong_type, now_ms, text
+from penstock.delivery.looking import as_dict, ask, exact, is_wrong_type, now_ms, text
 from penstock.errors import InvalidName
 from penstock.queues.foreign_keys import (
     ask_typed,
@@ -92,8 +92,8 @@ async def read_facts(client: Client, codec: Codec, queue: str) -> QueueFacts:
     (time, stored, counters, delayed, due, dead, overflow, *rest) = replies[: len(commands)]
     (first, last, registered, ring, parked, ring_size, parked_size, live, gone, *lengths) = rest
     now, state = now_ms(time), as_dict(stored)
-    scores = dict(zip(map(text, parked[::2]), map(_whole, parked[1::2]), strict=True))
-    fair = list(dict.fromkeys((*map(text, ring), *scores)))
+    scores = dict(zip(map(exact, parked[::2]), map(_whole, parked[1::2]), strict=True))
+    fair = list(dict.fromkeys((*map(exact, ring), *scores)))
     lanes = [
         LaneView(name=lane, waiting=length, paused=lane in paused_lanes(state))
         for lane, length in zip(FIXED, lengths, strict=True)

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from typing import Final
 
 from penstock.delivery.foreign_keys import ForeignKey, delete_key, foreign_among, rename_key
-from penstock.delivery.looking import ask, is_wrong_type, text
+from penstock.delivery.looking import ask, exact, is_wrong_type
 from penstock.errors import InvalidName, QueueError
 from penstock.queues.lanes import FIXED
 from penstock.queues.search import STATES
@@ -52,7 +52,7 @@ async def find_foreign(client: Client, keys: QueueKeyring) -> list[ForeignKey]:
             ("ZRANGE", keys.dead_workers, 0, _SHOWN - 1),
         ],
     )
-    lanes, workers = map(text, (*ring, *parked)), (*live, *dead)
+    lanes, workers = map(exact, (*ring, *parked)), (*live, *dead)
     expected = {**fixed_types(keys), **other_types(keys, lanes, workers)}
     return foreign_among(expected, await ask_typed(client, type_commands(expected)))
 
@@ -84,9 +84,9 @@ def other_types(
 def claims_of(keys: QueueKeyring, worker: bytes) -> str:
     """Key of a worker's claims, also of one that is not ours."""
     try:
-        return keys.claimed(text(worker))
-    except InvalidName:
-        return keys.claims + text(worker)
+        return keys.claimed(worker.decode())
+    except (InvalidName, UnicodeDecodeError):
+        return keys.claims + exact(worker)
 
 
 def type_commands(expected: Iterable[str]) -> list[Command]:

@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from typing import Final, Literal
 
-from penstock.delivery.looking import ask, text
+from penstock.delivery.looking import ask, exact, text
 from penstock.errors import InvalidJob
 from penstock.redis.client import Client
 from penstock.redis.keys import QueueKeyring
@@ -31,14 +31,17 @@ _PAGE = 1_000
 _named = re.compile(rb"<([a-z]*)>").findall
 
 
-def lane_named(keys: QueueKeyring, lane: str | None) -> tuple[LaneKind, str]:
+def lane_named(keys: QueueKeyring, lane: str | bytes | None) -> tuple[LaneKind, str]:
     """Tell what a caller means, and how that lane stands in keys.
 
     None is the whole queue, "" its plain list, "high", "normal" and "low" are the priorities, any
-    other is the group of a fair lane.
+    other is the group of a fair lane. Bytes are the name of a lane as it stands in keys.
     """
     if lane is None:
         return "queue", ""
+    if isinstance(lane, bytes):
+        name = exact(lane)
+        return ("priority" if name in FIXED else "fair"), name
     if not isinstance(lane, str):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise InvalidJob(f"lane = {lane!r}: expected text")
     if lane in FIXED:
@@ -46,7 +49,7 @@ def lane_named(keys: QueueKeyring, lane: str | None) -> tuple[LaneKind, str]:
     return "fair", keys.lane(lane)
 
 
-def one_lane(keys: QueueKeyring, lane: str) -> str:
+def one_lane(keys: QueueKeyring, lane: str | bytes) -> str:
     """How a lane, and not the whole queue, stands in keys."""
     kind, name = lane_named(keys, lane)
     if kind == "queue":
@@ -55,8 +58,9 @@ def one_lane(keys: QueueKeyring, lane: str) -> str:
 
 
 def shown_lane(lane: str) -> str:
-    """A lane, or a job's id in keys, as callers name it; half characters are shown escaped."""
-    return decode_id(lane).encode(errors="backslashreplace").decode()
+    """A lane, or a job's id in keys, as callers name it; what is not UTF-8 is shown escaped."""
+    stored = lane.encode(errors="surrogateescape")
+    return decode_id(text(stored)).encode(errors="backslashreplace").decode()
 
 
 def paused_lanes(state: Mapping[str, bytes]) -> frozenset[str]:
@@ -73,7 +77,7 @@ async def fair_lanes(client: Client, keys: QueueKeyring) -> list[str]:
             client,
             [("LRANGE", keys.ring, start, stop), ("ZRANGE", keys.parked, start, stop)],
         )
-        found |= dict.fromkeys(map(text, (*ring, *parked)))
+        found |= dict.fromkeys(map(exact, (*ring, *parked)))
         if max(len(ring), len(parked)) < _PAGE:
             break
     return list(found)

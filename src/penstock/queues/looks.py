@@ -6,6 +6,7 @@ from datetime import datetime
 
 from penstock.delivery.audit import Act, read_acts
 from penstock.delivery.foreign_keys import ForeignKey
+from penstock.delivery.looking import exact
 from penstock.delivery.payloads import SHOWN_BYTES
 from penstock.queues.choice import MOST_AT_ONCE, whole
 from penstock.queues.dead_letters import QueueDeadLetters
@@ -13,7 +14,7 @@ from penstock.queues.facts import list_queues, queue_workers, read_facts
 from penstock.queues.foreign_keys import find_foreign
 from penstock.queues.in_hand import read_claims
 from penstock.queues.lane_pages import LanePages
-from penstock.queues.lanes import one_lane
+from penstock.queues.lanes import one_lane, shown_lane
 from penstock.queues.records import JobRecord
 from penstock.queues.search import JobState, read_job, search_jobs
 from penstock.queues.showing import show_job
@@ -59,7 +60,7 @@ class QueueLooks:
     async def peek(
         self,
         queue: str,
-        lane: str = "",
+        lane: str | bytes = "",
         start: int = 0,
         count: int = 100,
         *,
@@ -73,6 +74,7 @@ class QueueLooks:
         whole("start", start, 0)
         whole("count", count, 1, MOST_AT_ONCE)
         pages = LanePages(self._client, self._codec, keys, one_lane(keys, lane))
+        shown = lane if isinstance(lane, str) else shown_lane(exact(lane))
         left = min(count, await pages.count() - start)
         jobs: list[JobView] = []
         while len(jobs) < left:
@@ -81,7 +83,7 @@ class QueueLooks:
             if not page:
                 break
             jobs += [
-                show_job(item, lane=lane, place=place + at, most_bytes=most_bytes)
+                show_job(item, lane=shown, place=place + at, most_bytes=most_bytes)
                 for at, item in enumerate(page)
             ]
         return jobs

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Final
 
-from penstock.delivery.looking import ask, text
+from penstock.delivery.looking import ask, exact
 from penstock.queues.items import Item, read_item
 from penstock.queues.lane_pages import LanePages
 from penstock.queues.requeue import job_names, unique_of
@@ -68,4 +68,4 @@ def delayed_body(body: bytes | None, codec: Codec) -> tuple[str, Item]:
     found = _split(body or b"")
     if found is None:
         return "", read_item(body or b"", codec)
-    return text(found[1]), read_item(found[2], codec)
+    return exact(found[1]), read_item(found[2], codec)

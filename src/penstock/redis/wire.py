@@ -179,7 +179,11 @@ class Wire(asyncio.Protocol):
         """
         if not all(commands):
             raise ValueError("an empty command would get no reply")
-        return self.send_packed([pack(command) for command in commands], timeout_s=timeout_s)
+        try:
+            packed = [pack(command) for command in commands]
+        except UnicodeEncodeError:
+            packed = [pack(_in_bytes(command)) for command in commands]
+        return self.send_packed(packed, timeout_s=timeout_s)
 
     def send_packed(
         self, commands: Sequence[bytes], *, timeout_s: float | None = None
@@ -428,3 +432,10 @@ def _on_the_way(transport: asyncio.Transport) -> int:
     except OSError:
         return size
     return size + unacknowledged
+
+
+def _in_bytes(command: Command) -> Command:
+    """Spell out texts that stand for bytes which are not UTF-8, as paths of Python's do."""
+    return tuple(
+        one.encode(errors="surrogateescape") if isinstance(one, str) else one for one in command
+    )

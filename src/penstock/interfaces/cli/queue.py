@@ -8,6 +8,7 @@ from typing import TypeVar
 import click
 
 from penstock.app import Penstock
+from penstock.delivery.looking import exact
 from penstock.delivery.payloads import SHOWN_BYTES
 from penstock.errors import QueueError
 from penstock.inspector.queues import known_facts
@@ -19,6 +20,7 @@ from penstock.interfaces.cli.queue_status import list_queues, status
 from penstock.interfaces.cli.values import confirm, duration, yes_option
 from penstock.interfaces.cli.wording import age, payload_line, plural, table
 from penstock.queues.admin import QueueAdmin
+from penstock.queues.lanes import shown_lane
 from penstock.queues.views import QueueFacts
 from penstock.settings import Settings
 
@@ -31,7 +33,23 @@ _WHOLE = 2**40
 _SHOWN = 60
 """Characters of a job in a list."""
 
-lane_option = click.option("--lane", help="A priority, or the name of a fair group.")
+Lane = str | bytes
+
+
+def _lane(given: str) -> Lane:
+    """A lane as a shell passes it on: one that is not UTF-8 is named as it stands in keys."""
+    try:
+        given.encode()
+    except UnicodeEncodeError:
+        return given.encode(errors="surrogateescape")
+    return given
+
+
+lane_option = click.option(
+    "--lane",
+    type=_lane,
+    help=r"A priority, or the name of a fair group; in bash $'\xff' is one that is not UTF-8.",
+)
 
 
 @click.group()
@@ -61,7 +79,7 @@ def _on_queue(settings: Settings, name: str, act: Callable[[QueueAdmin], Awaitab
 @json_option
 @pass_settings
 def peek(
-    settings: Settings, queue: str, lane: str | None, start: int, count: int, as_json: bool
+    settings: Settings, queue: str, lane: Lane | None, start: int, count: int, as_json: bool
 ) -> None:
     """Show waiting jobs, the next one first, and leave them where they are."""
     most_bytes = _WHOLE if as_json else SHOWN_BYTES
@@ -93,11 +111,11 @@ def peek(
 @lane_option
 @json_option
 @pass_settings
-def pause(settings: Settings, queue: str, lane: str | None, as_json: bool) -> None:
+def pause(settings: Settings, queue: str, lane: Lane | None, as_json: bool) -> None:
     """Let workers begin no job of a queue or of one lane; what runs goes on."""
     changed = _on_queue(settings, queue, lambda admin: admin.pause(queue, lane))
     if as_json:
-        say_json({"queue": queue, "lane": lane, "paused": True, "changed": changed})
+        say_json({"queue": queue, "lane": _shown(lane), "paused": True, "changed": changed})
     else:
         say(f"{_place(queue, lane)} {'is' if changed else 'was'} paused")
 
@@ -107,19 +125,24 @@ def pause(settings: Settings, queue: str, lane: str | None, as_json: bool) -> No
 @lane_option
 @json_option
 @pass_settings
-def resume(settings: Settings, queue: str, lane: str | None, as_json: bool) -> None:
+def resume(settings: Settings, queue: str, lane: Lane | None, as_json: bool) -> None:
     """Let workers go on with a queue or a lane that was paused."""
     changed = _on_queue(settings, queue, lambda admin: admin.resume(queue, lane))
     if as_json:
-        say_json({"queue": queue, "lane": lane, "paused": False, "changed": changed})
+        say_json({"queue": queue, "lane": _shown(lane), "paused": False, "changed": changed})
     else:
         say(f"{_place(queue, lane)} {'goes on' if changed else 'was not paused'}")
 
 
-def _place(queue: str, lane: str | None) -> str:
+def _place(queue: str, lane: Lane | None) -> str:
     if lane is None:
         return f"queue {queue}"
-    return f"lane {lane} of queue {queue}" if lane else f"the plain list of queue {queue}"
+    return f"lane {_shown(lane)} of queue {queue}" if lane else f"the plain list of queue {queue}"
+
+
+def _shown(lane: Lane | None) -> str | None:
+    """A lane as `queue status` shows it."""
+    return shown_lane(exact(lane)) if isinstance(lane, bytes) else lane
 
 
 @queue.command()
@@ -130,7 +153,7 @@ def _place(queue: str, lane: str | None) -> str:
 @json_option
 @pass_settings
 def purge(
-    settings: Settings, queue: str, lane: str | None, delayed: bool, yes: bool, as_json: bool
+    settings: Settings, queue: str, lane: Lane | None, delayed: bool, yes: bool, as_json: bool
 ) -> None:
     """Throw waiting jobs away for good; jobs that run are left alone."""
 
@@ -141,15 +164,16 @@ def purge(
     confirm(yes, question)
     done = _on_queue(settings, queue, lambda admin: admin.purge(queue, lane, delayed=delayed))
     if as_json:
-        say_json({"queue": queue, "lane": lane, "purged": done})
+        say_json({"queue": queue, "lane": _shown(lane), "purged": done})
     else:
         say(f"{plural(done, 'job')} of {_place(queue, lane)} thrown away")
 
 
-def _waiting(facts: QueueFacts, lane: str | None, delayed: bool) -> str:
-    lanes = (one.waiting for one in facts.lanes if one.name == lane)
+def _waiting(facts: QueueFacts, lane: Lane | None, delayed: bool) -> str:
+    name = _shown(lane)
+    lanes = (one.waiting for one in facts.lanes if one.name == name)
     waiting = facts.waiting if lane is None else sum(lanes)
-    where = "" if lane is None else f" in {'its plain list' if not lane else f'lane {lane}'}"
+    where = "" if lane is None else f" in {'its plain list' if not lane else f'lane {name}'}"
     later = " and those not yet due" if delayed else ""
     return f"{plural(waiting, 'waiting job')}{where}{later}"
 
@@ -182,7 +206,7 @@ def drain(settings: Settings, queue: str, timeout: float | None, as_json: bool) 
 @json_option
 @pass_settings
 def move(
-    settings: Settings, queue: str, to: str, lane: str | None, count: int | None, as_json: bool
+    settings: Settings, queue: str, to: str, lane: Lane | None, count: int | None, as_json: bool
 ) -> None:
     """Move waiting jobs of a lane to the back of another queue, in their order."""
     done = _on_queue(
