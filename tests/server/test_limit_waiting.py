@@ -17,9 +17,8 @@ from penstock.errors import CommandRefused
 from penstock.settings_coordination import LimitSettings
 from penstock.testing.eventually import eventually
 
-# Callers that starve each other get a tenth or less. How close to the whole rate they come on a
-# quiet machine is a figure of the bench's suite `limits`; here others compute at the same time.
-LEAST_USED = 0.5
+LEAST_USED = 0.9
+BEAT_S = 0.005
 
 
 @pytest.fixture
@@ -45,23 +44,40 @@ async def in_line(limit: Limit, count: int) -> None:
     await eventually(as_many)
 
 
-async def served_in(limits: list[Limit], waiters: int, seconds: float) -> list[float]:
-    """When those were served who wait all the time, `waiters` for each limit."""
-    served: list[float] = []
+async def part_used(limits: list[Limit], waiters: int, seconds: float, a_second: float) -> float:
+    """Which part of a rate those get who wait all the time, `waiters` for each limit.
+
+    Of the time in which a task of this process is called on time and the server answers at once:
+    others may compute on the same machine. But not of less than half of all the time, lest the
+    callers themselves stop the process.
+    """
+    served, lost_s = 0, 0.0
 
     async def caller(limit: Limit) -> None:
+        nonlocal served
         while True:
             await limit.acquire()
-            served.append(time.monotonic())
+            served += 1
+
+    async def beat() -> None:
+        nonlocal lost_s
+        while True:
+            began = time.monotonic()
+            await asyncio.sleep(BEAT_S)
+            await limits[0].client.call("PING")
+            lost_s += time.monotonic() - began - BEAT_S
 
     tasks = [asyncio.create_task(caller(limit)) for limit in limits for _ in range(waiters)]
+    tasks.append(asyncio.create_task(beat()))
+    began = time.monotonic()
     try:
         await asyncio.sleep(seconds)
+        took_s = time.monotonic() - began
     finally:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-    return served
+    return served / (a_second * max(took_s - lost_s, took_s / 2))
 
 
 async def commands(limit: Limit) -> int:
@@ -72,26 +88,22 @@ async def commands(limit: Limit) -> int:
 @pytest.mark.parametrize("algorithm", ["exact", "compact", "gcra"])
 async def test_thousands_of_callers_get_the_whole_rate(limit_of, algorithm):
     limit = await limit_of("400/500ms", algorithm=algorithm)
-    seconds = 2.0
+    seconds, a_second = 2.0, 722 if algorithm == "gcra" else 800
     before = await commands(limit)
-    served = await served_in([limit], 3_000, seconds)
-    allowed = (361 if algorithm == "gcra" else 400) * seconds / 0.5
-    assert len(served) >= LEAST_USED * allowed
+    assert await part_used([limit], 3_000, seconds, a_second) >= LEAST_USED
     # A few for each permit that was logged, and not for each that waits.
-    assert await commands(limit) - before < 8 * allowed
+    assert await commands(limit) - before < 8 * seconds * a_second
 
 
 async def test_so_do_callers_of_many_processes(limit_of):
     limits = [await limit_of("400/500ms") for _ in range(10)]
-    served = await served_in(limits, 200, 2.0)
-    assert len(served) >= LEAST_USED * 4 * 400
+    assert await part_used(limits, 200, 2.0, 800) >= LEAST_USED
 
 
-@pytest.mark.parametrize("burst", [1, None])
-async def test_callers_get_the_whole_rate_of_gcra(limit_of, burst):
+@pytest.mark.parametrize(("burst", "a_second"), [(1, 50), (None, 45.5)])
+async def test_callers_get_the_whole_rate_of_gcra(limit_of, burst, a_second):
     limit = await limit_of("100/2s", algorithm="gcra", burst=burst)
-    served = await served_in([limit], 1_000, 2.0)
-    assert len(served) >= LEAST_USED * (100 if burst == 1 else 91)
+    assert await part_used([limit], 1_000, 2.0, a_second) >= LEAST_USED
 
 
 async def test_callers_of_several_processes_are_served_in_the_order_of_asking(limit_of):
