@@ -17,8 +17,12 @@ end
 local is_new = not stored
 -- Ids go on from the time, so that those of a state that was forgotten do not come again; its line
 -- may still be there.
-local state, is_read = {algorithm, now, 0, 0, 0, 0, 1, now}, true
-if stored then is_read, state = pcall(cmsgpack.unpack, stored) end
+local is_read, state = true, nil
+if stored then
+  is_read, state = pcall(cmsgpack.unpack, stored)
+else
+  state = {algorithm, now, 0, 0, 0, 0, 1, now}
+end
 if not is_read or type(state) ~= 'table' or #state < HEAD or type(state[2]) ~= 'number' then
   return redis.error_reply('ERR ' .. KEYS[2] .. UNREADABLE)
 end
