@@ -52,6 +52,7 @@ class QueueAdmin(Sibling[asynchronous_admin.QueueAdmin]):
     foreign_keys = Blocking(asynchronous_admin.QueueAdmin.foreign_keys)
     rename_foreign = Blocking(asynchronous_admin.QueueAdmin.rename_foreign)
     delete_foreign = Blocking(asynchronous_admin.QueueAdmin.delete_foreign)
+    relist_lanes = Blocking(asynchronous_admin.QueueAdmin.relist_lanes)
 
     def dead_letters(self, queue: str, *, overflow: bool = False) -> QueueDeadLetters:
         """Return the dead letters of a queue, as `penstock.QueueAdmin.dead_letters`."""

@@ -83,3 +83,47 @@ async def test_the_reaper_loses_no_claim_to_a_foreign_key(workplace, broken, att
     await reaper.reap(0)
     assert await everywhere(queue) == [0, 1, 2, 3, 4]
     assert not await app.redis.call("EXISTS", keys.claimed("dead"))
+
+
+@pytest.mark.parametrize("kind", ["ring", "state"])
+async def test_jobs_of_fair_lanes_run_once_a_foreign_key_over_their_turns_is_gone(workplace, kind):
+    """A foreign SET removes what was there: which lanes have jobs has to be found again."""
+    app, ran = await workplace.open(), []
+
+    @app.task(queue="orders")
+    async def ship(number: int) -> None:
+        ran.append(number)
+
+    keys = ship.queue.keyring
+    for number in range(6):
+        await ship.with_options(group=f"tenant {number % 3}").send(number)
+    await app.queues.park(ship.queue.name, "tenant 0", 60)
+    await app.redis.call("SET", getattr(keys, kind), "foreign")
+    worker = workplace.begin(app)
+    await eventually(lambda: any("WRONGTYPE" in why for why in worker.readiness().reasons))
+    await app.redis.call("DEL", getattr(keys, kind))
+    await eventually(lambda: sorted(ran) == [1, 2, 4, 5])  # parked lanes stay so
+    await eventually(lambda: worker.readiness().ready)
+
+
+async def test_a_lane_that_another_program_pushed_to_is_found_by_the_operator(workplace):
+    app, ran = await workplace.open(), []
+
+    @app.task(queue="orders")
+    async def ship(number: int) -> None:
+        ran.append(number)
+
+    @app.task(queue="orders:bulk:queue")
+    async def other(number: int) -> None:
+        raise AssertionError
+
+    keys = ship.queue.keyring
+    await app.redis.call("RPUSH", keys.list_of(keys.lane("a")), b"foreign")
+    await other.send(1)
+    await ship.with_options(group="a").send(1)
+    await ship.with_options(priority="low").send(2)
+    assert await app.queues.relist_lanes("orders") == 1
+    assert await app.queues.relist_lanes("orders") == 0
+    assert await app.redis.call("LRANGE", keys.ring, 0, -1) == [b"a"]
+    await workplace.start(app)
+    await eventually(lambda: sorted(ran) == [1, 2])

@@ -110,4 +110,4 @@ async def test_waits_grow_while_a_service_fails(begin):
     service = Flaky("queue mail", 99)
     begin(service)
     await eventually(lambda: service.runs == 2)
-    assert service._restarted >= 1  # what the next wait follows from
+    assert service.restarted >= 1  # what the next wait follows from

@@ -16,6 +16,7 @@ from penstock.queues.foreign_keys import delete_foreign, rename_foreign
 from penstock.queues.in_hand import wait_until_idle
 from penstock.queues.lanes import FIXED, fair_lanes, lane_named, one_lane, shown_lane
 from penstock.queues.looks import QueueLooks
+from penstock.queues.lost_lanes import relist_lanes
 from penstock.queues.moving import Move
 from penstock.queues.purging import purge_delayed, purge_lane
 from penstock.redis.keys import QueueKeyring
@@ -263,6 +264,17 @@ class QueueAdmin(QueueLooks):
         keys = self._keys(queue)
         await delete_foreign(self._client, keys, key)
         await self._record(keys, who, "delete foreign key", 1, key)
+
+    async def relist_lanes(self, queue: str, *, who: str | None = None) -> int:
+        """Let jobs of fair lanes be claimed that have lost their turns; how many lanes had.
+
+        Another program has pushed to the list of such a lane, or removed the ring of turns. Walks
+        over all keys of the server.
+        """
+        keys = self._keys(queue)
+        if found := await relist_lanes(self._client, keys):
+            await self._record(keys, who, "relist lanes", found, "")
+        return found
 
     # --- inside
 

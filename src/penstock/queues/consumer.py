@@ -15,6 +15,7 @@ from penstock.queues.counts import Counts
 from penstock.queues.hand import Hand
 from penstock.queues.items import Item
 from penstock.queues.life import Life
+from penstock.queues.lost_lanes import relist_lanes
 from penstock.queues.performer import Performer
 from penstock.queues.reaper import Reaper
 from penstock.queues.work import Work
@@ -89,9 +90,13 @@ class QueueConsumer(Service):
     async def run(self) -> None:
         try:
             failures = 0
+            may_have_lost = self.restarted > 0  # a key was in the way, most likely of the ring
             while not self.stopping:
                 try:
                     await self.queue.declared()
+                    if may_have_lost:
+                        await relist_lanes(self._client, self.queue.keyring)
+                        may_have_lost = False
                     await self._one_life()
                     failures = 0
                 except ServerError as error:

@@ -79,6 +79,11 @@ class QueueAdminScripts(ScriptCaller):
         places = (keys.state, keys.ring, keys.parked, keys.audit, keys.waiting)
         return bool(await self.run("resume_lane", places, (who, kind, lane)))
 
+    async def relist_lane(self, *, keys: QueueKeyring, lane: bytes) -> int:
+        """Give a fair lane with jobs its turns again: 1, or 0 if it had them."""
+        places = (keys.state, keys.ring, keys.parked, keys.waiting)
+        return await self.run("relist_lane", places, (lane,))
+
     async def park_lane(self, *, keys: QueueKeyring, who: str, lane: str, for_ms: int) -> int:
         """Keep a fair lane waiting: until which ms, 0 if it is paused."""
         places = (keys.state, keys.ring, keys.parked, keys.audit)

@@ -57,7 +57,8 @@ class Service(ABC):
 
     def __init__(self, name: str) -> None:
         self.name = name
-        self._restarted = 0
+        self.restarted = 0
+        """How often the body was run again, in the latest row of failures."""
         self._restart_reason = ""
         self._ran_at = 0.0
         """When the body was run last, on the monotonic clock."""
@@ -185,8 +186,8 @@ class Service(ABC):
     async def _rest_after(self, failure: Exception) -> None:
         """Report a failure, and wait before the body is run again."""
         steady = time.monotonic() - self._ran_at > STEADY_S
-        self._restarted = 1 if steady else self._restarted + 1
-        wait_s = retry_delay_s(self._restarted)
+        self.restarted = 1 if steady else self.restarted + 1
+        wait_s = retry_delay_s(self.restarted)
         cause = _first_cause(failure)
         self._restart_reason = cleaned(f"{self.name} failed: {type(cause).__name__}: {cause}")
         self._ran_at = time.monotonic() + wait_s

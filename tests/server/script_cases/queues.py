@@ -292,6 +292,7 @@ QUEUES = Engine(
             call("resume_lane", who="me", kind=kind, lane=lane)
             for kind, lane in (("queue", ""), ("priority", "high"), ("fair", "b"))
         ],
+        "relist_lane": [call("relist_lane", lane=b"a"), call("relist_lane", lane=b"c")],
         "park_lane": [call("park_lane", who="me", lane="a", for_ms=1000)],
         "weigh_lane": [call("weigh_lane", who="me", lane="a", weight=3)],
         "purge_jobs": [

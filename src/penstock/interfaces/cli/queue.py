@@ -236,8 +236,8 @@ def repair(
     """Find keys under a queue's names that hold something else; exits 1 if there are any.
 
     Another program may have stored a string where the queue has a list. Workers leave such a key
-    alone, and jobs that belong there wait. Example: penstock queue repair orders --rename
-    orders:low old-orders-low
+    alone, and jobs that belong there wait. Fair lanes that have jobs but lost their turns to such a
+    key get them back. Example: penstock queue repair orders --rename orders:low old-orders-low
     """
     if rename and delete:
         raise click.UsageError("give --rename or --delete, not both")
@@ -247,8 +247,11 @@ def repair(
     elif rename:
         with_app(settings, lambda app: app.queues.rename_foreign(queue, *rename))
     left = with_app(settings, lambda app: app.queues.foreign_keys(queue))
+    found = 0 if left else with_app(settings, lambda app: app.queues.relist_lanes(queue))
     if as_json:
         say_json(left)
+    elif found:
+        say(f"queue {queue}: {plural(found, 'lane')} with jobs had no turns, and got them back")
     for key in () if as_json else left:
         say(f"queue {queue}: {key}")
     if left:

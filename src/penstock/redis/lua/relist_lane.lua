@@ -1,0 +1,22 @@
+-- relist_lane: give a fair lane that has jobs its turns again, where it stands neither in the ring
+-- nor among the parked ones: another program has pushed to its list or has removed the ring.
+--
+-- Flags: allow-oom  a full server must drain
+--
+-- KEYS[1]  HASH    the queue's state
+-- KEYS[2]  LIST    the ring of fair lanes
+-- KEYS[3]  ZSET    parked lanes
+-- KEYS[4]  LIST    the queue's plain list; those of its lanes are named after it
+-- ARGV[1]  str     the lane
+--
+-- Returns  1  it has its turns now
+--          0  it had, or has no jobs
+
+redis.call('HDEL', KEYS[1], '')
+-- Include: lanes
+if redis.call('TYPE', list_of(KEYS[4], ARGV[1])).ok ~= 'list' then return 0 end
+redis.call('HSETNX', KEYS[1], 'lanes', 1)
+if redis.call('LPOS', KEYS[2], ARGV[1]) then return 0 end
+if redis.call('ZSCORE', KEYS[3], ARGV[1]) then return 0 end
+enlist(KEYS[2], KEYS[3], ARGV[1], true)
+return 1
