@@ -133,10 +133,10 @@ class _Batch:
 
     def _note(self, lane: Lane, places: list[int], replies: list[Reply]) -> list[int]:
         """Note each message's end; which of them were not stored and may be sent once more."""
-        outcomes, refused, message_id = self._outcomes, list[int](), lane.message_id
+        outcomes, refused, id_head = self._outcomes, list[int](), lane.id_head
         for place, reply in zip(places, replies, strict=True):
             if type(reply) is bytes:
-                outcomes[place] = message_id(reply)
+                outcomes[place] = f"{id_head}{reply.decode()}"
             elif reply is None:
                 outcomes[place] = TopicMissing(self._sender.topic)
                 refused.append(place)
@@ -147,7 +147,7 @@ class _Batch:
                 else:
                     self._failure = self._failure or reply
             else:
-                outcomes[place] = message_id(reply)
+                outcomes[place] = lane.message_id(reply)
         return refused
 
     async def _mend(self, lane: Lane, commands: list[bytes], places: list[int]) -> None:

@@ -300,7 +300,8 @@ class Held:
         await self.surely("settle", lambda: self.claim.settle(failed, fine))
         if not self.lost:
             self.unsettled.difference_update(failed, fine)
-            self.begun.difference_update(failed, fine)
+            if self.begun:
+                self.begun.difference_update(failed, fine)
             self._counts.handled += len(failed) + len(fine)
 
     async def begin(self, messages: Sequence[Message]) -> list[Message]:

@@ -42,7 +42,7 @@ class Lane:
     """A partition's keys and the connection that its messages take."""
 
     __slots__ = (
-        *("_id_head", "index", "keys", "publish_keys", "slot", "stream", "to_add", "to_add_keyed"),
+        *("id_head", "index", "keys", "publish_keys", "slot", "stream", "to_add", "to_add_keyed"),
         *("untrimmed", "wire"),
     )
 
@@ -58,15 +58,16 @@ class Lane:
         self.wire: Wire | None = None
         self.untrimmed = 0
         """Messages sent since the last trim."""
-        self._id_head = f"{index}-"
+        self.id_head = f"{index}-"
+        """What ids of messages begin with that are named after their place."""
 
     def message_id(self, reply: bytes | list[Any]) -> str:
         """Return the id of a message from the reply to the command that stored it."""
         if isinstance(reply, bytes):
-            return self._id_head + reply.decode()
+            return self.id_head + reply.decode()
         stored: bytes = reply[0]
         id_ = stored.decode(errors="backslashreplace")
-        return id_ if is_delayed(stored) else self._id_head + id_
+        return id_ if is_delayed(stored) else self.id_head + id_
 
 
 class Route(Protocol):

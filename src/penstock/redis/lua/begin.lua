@@ -22,13 +22,14 @@
 local epoch = redis.pcall('HGET', KEYS[1], ARGV[1])
 if type(epoch) == 'table' then return fault_in('HASH', KEYS[1]) end
 if epoch ~= ARGV[2] then return -1 end
-local fault = fault_in('ZSET', KEYS[3])
-if fault then return fault end
 local others, numbers = tonumber(ARGV[4]), {}
 for i = 5, #ARGV, 2 do
   local found = redis.pcall('XPENDING', KEYS[2], ARGV[1], ARGV[i], ARGV[i], 1)
   -- Whether there is such a stream and group shows with the first.
   if found.err then return fault_in('STREAM', KEYS[2]) or found end
+  -- It needs no memory, so it is the first write; and whether the key is right shows with it.
+  local noted = redis.pcall('ZREM', KEYS[3], ARGV[i])
+  if type(noted) == 'table' then return fault_in('ZSET', KEYS[3]) or noted end
   local pending, number = found[1], 0
   if pending then
     number = math.max(0, pending[4] - others)
@@ -38,7 +39,6 @@ for i = 5, #ARGV, 2 do
       'RETRYCOUNT', number + others, 'JUSTID')
     if not claimed[1] then number = 0 end
   end
-  redis.call('ZREM', KEYS[3], ARGV[i])
   numbers[#numbers + 1] = number
 end
 return numbers
