@@ -298,6 +298,29 @@ async def test_closing_all_batches_goes_past_those_that_cannot_be_closed(app, pa
     assert await app.redis.call("LLEN", app.queue("q").keyring.waiting) == 3
 
 
+async def test_open_batches_of_odd_names_are_shown_and_closed(app):
+    window = app.window("w", to=app.queue("q"), max_age=3600, idle=3600)
+    await window.add("fine", 1)
+    keys, due = app.redis.keys, app.redis.keys.window_index("q", "w").due
+    place = keys.window("q", "w\x1fX").current.encode().replace(b"%1FX", b"%1F\xff")
+    batch = keys.batch("q", "X").detections.encode().replace(b"X", b"\xfe")
+    started = keys.batch("q", "X").started_at.encode().replace(b"X", b"\xfe")
+    await store(
+        app,
+        [
+            ("ZADD", due, 5, b"w%1F\xff"),
+            ("SET", place, b"\xfe"),
+            ("RPUSH", batch, "1", "2"),
+            ("SET", started, "1700000000.123"),
+        ],
+    )
+    [odd_one, fine] = await window.open_batches()
+    assert (odd_one.key, odd_one.count, fine.key) == ("\\xff", 2, "fine")
+    closed = [one.key async for one in close_all(app, "w")]
+    assert closed == ["\\xff", "fine"]
+    assert await app.redis.call("EXISTS", place, batch) == 0
+
+
 async def test_many_batches_that_cannot_be_closed_delay_no_other(app):
     window = app.window("w", to=app.queue("q"), max_age=0.01)
     keys, due = app.redis.keys, app.redis.keys.window_index("q", "w").due

@@ -90,6 +90,26 @@ async def test_a_cursor_stays_good_while_jobs_come_go_and_share_a_moment(client,
     assert seen == names[::-1]
 
 
+@pytest.mark.usefixtures("leaves_foreign_keys")
+async def test_pages_show_each_job_once_whatever_its_name_and_time(client, keys, admin):
+    names = [b"\xff%d" % number for number in range(5)]
+    names += [b"[a", b"]a", b"\\a", b"\xc3\xa9", b"\xc3", b"a/b", b" ", b""]
+    scores = (5, 5.25, 5.5, "inf", "-inf", -7)
+    for number, name in enumerate(names):
+        score = scores[number % len(scores)]
+        await client.call("HSET", keys.records.encode() + name, "status", "queued", "task", name)
+        await client.call("ZADD", keys.jobs("queued"), score, name, score, b"\xffx" + name)
+    for count in (1, 2, 5):
+        seen, cursor = 0, None
+        for _ in range(len(names) + 1):
+            page = await admin.jobs("mail", state="queued", count=count, cursor=cursor)
+            seen += len(page.jobs)
+            cursor = page.cursor
+            if cursor is None:
+                break
+        assert (seen, cursor) == (len(names), None)
+
+
 async def test_index_entries_without_a_record_are_passed_over(client, keys, admin):
     await client.call("ZADD", keys.jobs("done"), 1, "gone", 2, "other")
     await client.call("HSET", keys.record("other"), "status", "queued")
@@ -107,7 +127,10 @@ async def test_index_entries_without_a_record_are_passed_over(client, keys, admi
         {"error": b"x"},
         {"cursor": "junk"},
         {"cursor": "queued/x/y"},
-        {"cursor": "queued/5/"},
+        {"cursor": "queued/5"},
+        {"cursor": "queued/nan/x"},
+        {"cursor": "queued/1.2.3/x"},
+        {"cursor": "queued/5/\\"},
         {"cursor": 5},
         {"cursor": "failed/5/x", "state": "queued"},
         {"since": datetime(2026, 1, 1)},  # noqa: DTZ001

@@ -8,12 +8,12 @@ from typing import Final
 import msgspec
 
 from penstock.app import Penstock
-from penstock.coordination.saying import to_bytes, to_text
 from penstock.coordination.windows.batches import OpenBatch
 from penstock.coordination.windows.looking import stored_ms
 from penstock.coordination.windows.records import WindowRecord, read_records
 from penstock.coordination.windows.targets import Place
 from penstock.coordination.windows.window import Window
+from penstock.delivery.looking import exact
 from penstock.errors import (
     CommandRefused,
     ConfigError,
@@ -172,15 +172,13 @@ async def _close_at(
 
 async def _began(app: Penstock, place: Place, names: Sequence[bytes]) -> list[int]:
     """When batches began, in ms; 0 where that cannot be read. Two round trips."""
-    ids = await app.redis.pipeline(
-        [("GET", to_bytes(place.current(to_text(one)), "key")) for one in names]
-    )
+    ids = await app.redis.pipeline([("GET", place.current(exact(one))) for one in names])
     for reply in ids:
         if isinstance(reply, ServerError) and not isinstance(reply, CommandRefused):
             raise reply  # could not look: that is not the same as a batch of others
-    batches = [to_text(reply) if isinstance(reply, bytes) else "" for reply in ids]
+    batches = [exact(reply) if isinstance(reply, bytes) else "" for reply in ids]
     told = await app.redis.pipeline(
-        [("GET", to_bytes(place.batch(batch, "started_at"), "key")) for batch in batches]
+        [("GET", place.batch(batch, "started_at")) for batch in batches]
     )
     return [stored_ms(text) if isinstance(text, bytes) else 0 for text in told]
 

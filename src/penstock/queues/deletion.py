@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from penstock.delivery.looking import ask, text
+from penstock.delivery.looking import ask, exact
 from penstock.errors import QueueError
 from penstock.queues.facts import queue_workers
 from penstock.queues.foreign_keys import claims_of
@@ -53,7 +53,7 @@ async def _drop_records(client: Client, keys: QueueKeyring, state: str) -> None:
         names = await client.call("ZRANGE", index, 0, _PAGE - 1)
         if not names:
             return
-        commands: list[Command] = [("UNLINK", keys.records + text(name)) for name in names]
+        commands: list[Command] = [("UNLINK", keys.records + exact(name)) for name in names]
         # Only afterwards: a call that ends half-way finds them again.
         await ask(client, commands)
         await client.call("ZREM", index, *names)

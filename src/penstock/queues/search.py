@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import AsyncIterator, Sequence
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from typing import Final, Literal, get_args
 
-from penstock.delivery.looking import ask, is_wrong_type, text
+from penstock.delivery.looking import ask, exact, is_wrong_type, text
 from penstock.errors import InvalidJob, JobMissing
 from penstock.queues.choice import MOST_AT_ONCE, checked_id, holds, whole
-from penstock.queues.items import LATEST_MS
 from penstock.queues.lanes import shown_lane
 from penstock.queues.records import JobRecord
 from penstock.queues.views import JobPage
 from penstock.redis.client import Client
+from penstock.redis.escaping import escaped, unescaped
 from penstock.redis.keys import QueueKeyring
 from penstock.redis.wire import Reply
 
@@ -33,7 +35,11 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MS = timedelta(milliseconds=1)
 _LATEST_S = 253_402_300_799  # the end of the year 9999
 
-Place = tuple[int, str]
+_is_cursor = re.compile(
+    r"(?P<state>[a-z]+)/(?P<ms>-?(?:inf|[0-9.]+(?:e[+-]?[0-9]+)?))/(?P<member>.*)", re.DOTALL
+).fullmatch
+
+Place = tuple[float, bytes]
 """Where a search stands in a state: the time in ms, and the job's name in keys."""
 
 
@@ -97,7 +103,7 @@ class _Search:
     async def fetch(self, state: str, places: Sequence[Place]) -> list[JobRecord | None]:
         """For each its record, None if it does not fit. One round trip, with filters two."""
         self.examined += len(places)
-        names = [member for _, member in places]
+        names = [exact(member) for _, member in places]
         if self._name is not None or self._error is not None:
             told = await ask(
                 self._client,
@@ -152,8 +158,7 @@ async def _places(
             *("LIMIT", offset, _PAGE),
         )
         found = [
-            (_whole_ms(score), text(member))
-            for member, score in zip(reply[::2], reply[1::2], strict=True)
+            (float(score), member) for member, score in zip(reply[::2], reply[1::2], strict=True)
         ]
         new = [place for place in found if after is None or place < after]
         if new:
@@ -165,24 +170,19 @@ async def _places(
             offset += len(found)
 
 
-def _whole_ms(score: bytes) -> int:
-    """A time as stored; scores of other programs may be infinite."""
-    return int(min(max(float(score), -LATEST_MS), LATEST_MS))
-
-
 def _cursor(state: str, place: Place | None) -> str:
-    ms, member = place or (0, "")
-    return f"{state}/{ms}/{member}"
+    ms, member = place or (0.0, b"")
+    return f"{state}/{ms:.17g}/{escaped(member)}"
 
 
 def _read_cursor(cursor: str | None, states: Sequence[str]) -> tuple[int, Place | None]:
     if cursor is None:
         return 0, None
-    state, _, rest = cursor.partition("/") if isinstance(cursor, str) else ("", "", "")  # pyright: ignore[reportUnnecessaryIsInstance]
-    ms, _, member = rest.partition("/")
-    if state not in states or not (ms.isascii() and ms.isdigit()) or not member:
-        raise InvalidJob(f"cursor = {str(cursor)[:60]!r}: it is not from this search")
-    return states.index(state), (int(ms), member)
+    found = _is_cursor(cursor) if isinstance(cursor, str) else None  # pyright: ignore[reportUnnecessaryIsInstance]
+    with suppress(ValueError):
+        if found and found["state"] in states:
+            return states.index(found["state"]), (float(found["ms"]), unescaped(found["member"]))
+    raise InvalidJob(f"cursor = {str(cursor)[:60]!r}: it is not from this search")
 
 
 def _moment_ms(name: str, moment: datetime | float | None) -> int | None:

@@ -8,6 +8,7 @@ from typing import Final, TypeGuard
 
 from penstock.coordination.windows.batches import OpenBatch
 from penstock.coordination.windows.targets import Place
+from penstock.delivery.looking import exact, text
 from penstock.errors import CommandRefused, ServerError, SettingError
 from penstock.redis.client import Client
 from penstock.redis.wire import Reply
@@ -26,7 +27,7 @@ async def batch_of(client: Client, place: Place, window: str, key: str) -> OpenB
     )
     if batch is None:
         return None
-    found = await _read(client, [(place, batch.decode(errors="replace"), key, due)])
+    found = await _read(client, [(place, batch, key, due)])
     return found[0] if found else None
 
 
@@ -42,16 +43,16 @@ async def open_batches(
         )
     )
     waiting = [
-        (float(page[at + 1]), place, page[at].decode(errors="replace"))
+        (float(page[at + 1]), place, page[at])
         for place, page in zip(places, pages, strict=True)
         for at in range(0, len(page), 2)
     ]
     first = sorted(waiting, key=lambda one: (one[0], one[2]))[:limit]
     ids = _readable(
-        await client.pipeline([("GET", place.current(window)) for _, place, window in first])
+        await client.pipeline([("GET", place.current(exact(window))) for _, place, window in first])
     )
     wanted = [
-        (place, batch.decode(errors="replace"), key_of(window), due)
+        (place, batch, key_of(text(window)), due)
         for (due, place, window), batch in zip(first, ids, strict=True)
         if batch is not None
     ]
@@ -59,7 +60,7 @@ async def open_batches(
 
 
 async def _read(
-    client: Client, wanted: Sequence[tuple[Place, str, str, float | bytes | None]]
+    client: Client, wanted: Sequence[tuple[Place, bytes, str, float | bytes | None]]
 ) -> list[OpenBatch]:
     """What is stored of batches; those that were closed meanwhile are left out.
 
@@ -73,14 +74,14 @@ async def _read(
                 command
                 for place, batch, _, _ in wanted
                 for command in (
-                    ("MGET", *(place.batch(batch, fact) for fact in _FACTS)),
-                    ("LLEN", place.batch(batch, "detections")),
+                    ("MGET", *(place.batch(exact(batch), fact) for fact in _FACTS)),
+                    ("LLEN", place.batch(exact(batch), "detections")),
                 )
             ]
         )
     )
     found = [
-        batch_facts(batch, key, replies[2 * at], replies[2 * at + 1], due)
+        batch_facts(text(batch), key, replies[2 * at], replies[2 * at + 1], due)
         for at, (_, batch, key, due) in enumerate(wanted)
     ]
     return [one for one in found if one is not None]
