@@ -7,15 +7,19 @@ could not be measured is a figure that is missed. How many calls the other coord
 take is told besides, without a bar.
 
 Thousands of callers that wait, in one process and in twenty, are to get all that the limit allows,
-while the server has time for others.
+while the server has time for others. Beside how long a PING waits stands how long an idle process
+takes to answer at the same time: that is the machine, and not the server. The server's own word is
+its slow log: the longest command.
 """
 
 from __future__ import annotations
 
 import asyncio
 import os
+import tempfile
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
 
@@ -43,6 +47,8 @@ WAITERS, ALLOWED = 10_000, {"exact": 1_000, "compact": 1_000, "gcra": 901}
 CROWDS = {"1 process": 1, "20 processes": 20}
 WARM_UP_S, PING_EVERY_S = 4.0, 0.01
 USED, SERVER, WORST_PING = " get of the rate", " cost the server", " let a PING wait"
+WORST_IDLE, LONGEST = " let an idle process wait", " need at most, in one command"
+SLOW_US = 500
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +98,8 @@ def _held_against_bars(results: Results) -> Iterator[Figure]:
             yield results.value(name + USED, "", 0.95, ">=")
             yield results.value(name + SERVER, "cores", 0.2, "<=")
             yield results.value(name + WORST_PING, "ms", 10, "<=")
+            yield results.value(name + WORST_IDLE, "ms", 0, ">=")
+            yield results.value(name + LONGEST, "ms", 10, "<=")
     # For the reader; these have no bar.
     yield results.value(MEMORY + "exact", "bytes", 0, ">=")
     yield results.value(MEMORY + "gcra", "bytes", 0, ">=")
@@ -144,22 +152,54 @@ async def _waiting(
     algorithm: Algorithm, crowd: str, seconds: float, arena: Arena
 ) -> dict[str, float]:
     """What callers get that wait all the time, and what is left of the server."""
-    begin, name, pings_ms = time.time() + WARM_UP_S, _waiters(algorithm, crowd), list[float]()
+    begin, name = time.time() + WARM_UP_S, _waiters(algorithm, crowd)
+    pings_ms, idles_ms = list[float](), list[float]()
     arguments = (algorithm, WAITERS, CROWDS[crowd], begin, seconds)
-    callers = asyncio.create_task(arena.run(program("limit_waiters", *arguments)))
-    await asyncio.sleep(WARM_UP_S)
-    cpu_s, began = await _server_cpu_s(arena), time.perf_counter()
-    while (asked := time.perf_counter()) < began + seconds:
-        await arena.client.call("PING")
-        pings_ms.append((time.perf_counter() - asked) * 1000)
-        await asyncio.sleep(PING_EVERY_S)
-    used_s, took_s = await _server_cpu_s(arena) - cpu_s, time.perf_counter() - began
-    granted = (await callers)["granted"]
+    async with _idle(arena) as ask_idle:
+        callers = asyncio.create_task(arena.run(program("limit_waiters", *arguments)))
+        await asyncio.sleep(WARM_UP_S)
+        await arena.client.call("CONFIG", "SET", "slowlog-log-slower-than", SLOW_US)
+        await arena.client.call("SLOWLOG", "RESET")
+        cpu_s, began = await _server_cpu_s(arena), time.perf_counter()
+        while time.perf_counter() < began + seconds:
+            pings_ms.append(await _took_ms(arena.client.call("PING")))
+            idles_ms.append(await _took_ms(ask_idle()))
+            await asyncio.sleep(PING_EVERY_S)
+        used_s, took_s = await _server_cpu_s(arena) - cpu_s, time.perf_counter() - began
+        slow = await arena.client.call("SLOWLOG", "GET", -1)
+        granted = (await callers)["granted"]
     return {
         name + USED: granted / (ALLOWED[algorithm] * seconds),
         name + SERVER: used_s / took_s,
         name + WORST_PING: max(pings_ms),
+        name + WORST_IDLE: max(idles_ms),
+        name + LONGEST: max((entry[2] for entry in slow), default=SLOW_US) / 1000,
     }
+
+
+async def _took_ms(answer: Awaitable[object]) -> float:
+    asked = time.perf_counter()
+    await answer
+    return (time.perf_counter() - asked) * 1000
+
+
+@asynccontextmanager
+async def _idle(arena: Arena) -> AsyncIterator[Callable[[], Awaitable[object]]]:
+    """A process that does nothing but answer."""
+    connected = asyncio.get_running_loop().create_future()
+    with tempfile.TemporaryDirectory(prefix="bench") as folder:
+        path = f"{folder}/idle"
+        server = await asyncio.start_unix_server(lambda *ends: connected.set_result(ends), path)
+        with arena.started(program("idle", path)):
+            reader, writer = await connected
+
+            async def ask() -> None:
+                writer.write(b"?")
+                await reader.readexactly(1)
+
+            yield ask
+            writer.close()
+        server.close()
 
 
 async def _server_cpu_s(arena: Arena) -> float:
