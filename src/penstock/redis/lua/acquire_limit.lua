@@ -94,7 +94,12 @@ elseif wanted > 0 then
 end
 
 local number = state[3] + 1
-if grant > 0 then
+if grant > 0 and algorithm ~= 'exact' and early == 0 then
+  -- They are counted together, and known apart by their numbers.
+  state[3] = state[3] + math.max(served, 1)
+  algo.take(grant, at, 0)
+  state[4] = math.max(state[4], at)
+elseif grant > 0 then
   for place = 1, math.max(served, 1) do
     state[3] = state[3] + 1
     local cost = group and costs[place] or grant
