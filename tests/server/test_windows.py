@@ -196,6 +196,18 @@ async def test_a_fast_item_is_in_the_high_lane_at_once(app):
     assert (await gather.batch("a")).count == 1
 
 
+async def test_the_repeat_of_a_fast_item_is_not_said_to_be_in_the_open_batch(app):
+    gather = window(app)
+    opened = await gather.add("a", 1)
+    fast = await gather.add("a", 2, id="d-2", fast=True)
+    again = await gather.add("a", 2, id="d-2", fast=True)
+    assert (again.is_new, again.batch_id, again.size) == (False, fast.batch_id, 1)
+    plain = await gather.add("a", 2, id="d-2")
+    assert (plain.is_new, plain.batch_id, plain.size) == (False, "", 0)
+    assert (await gather.add("a", 3, id="d-3")).batch_id == opened.batch_id
+    assert (await gather.add("a", 3, id="d-3", fast=True)).batch_id == opened.batch_id
+
+
 async def test_a_fast_item_goes_into_the_batch_if_the_high_lane_is_full(app):
     queue = app.queue("batches", max_size=1, overflow="drop_oldest")
     gather = window(app)

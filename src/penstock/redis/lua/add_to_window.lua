@@ -74,14 +74,16 @@ end
 if id ~= '' then
   local since = tonumber(redis.call('ZSCORE', KEYS[11], id) or 0)
   if since > micros - ARGV[19] * 1000 then
+    if since % 1 > 0 then return {2, ARGV[25], ARGV[25] ~= '' and 1 or 0, '', 0, {}} end
     -- It is in the open batch if that is not younger.
     if size > 0 and since >= started_micros then return {2, batch, size, '', 0, {}} end
     return {2, '', 0, '', 0, {}}
   end
 end
 
--- Others are forgotten now and then, more of them than come meanwhile.
-local function remember(forgets)
+-- Others are forgotten now and then, more of them than come meanwhile. Half a µs marks the id of an
+-- item that went to the high lane, and so is in no batch.
+local function remember(forgets, is_fast)
   if id == '' then return end
   if forgets then
     local old = redis.call('ZRANGEBYSCORE', KEYS[11], '-inf',
@@ -89,7 +91,7 @@ local function remember(forgets)
     -- Before the new one: the id itself may be among them.
     if old[1] then redis.call('ZREM', KEYS[11], unpack(old)) end
   end
-  redis.call('ZADD', KEYS[11], text_of(micros), id)
+  redis.call('ZADD', KEYS[11], text_of(micros) .. (is_fast and '.5' or ''), id)
   redis.call('PEXPIRE', KEYS[11], ARGV[19])
 end
 
@@ -109,7 +111,7 @@ if ARGV[25] ~= '' then
     redis.pcall('HINCRBY', KEYS[6], 'added', 1)
     redis.call('HSETNX', KEYS[5], 'lanes', 1)
     if most_bytes > 0 then redis.call('HSETNX', KEYS[5], 'bytes', 0) end
-    remember(true)
+    remember(true, true)
     local side = redis.call('HGET', KEYS[5], 'side') or 'right'
     put(KEYS[4], KEYS[8], KEYS[9], KEYS[5], side, 'high', job, false)
     redis.pcall('HINCRBY', KEYS[3], 'fast', 1)
