@@ -158,3 +158,85 @@ async def test_a_topic_handler_that_calls_exit_has_failed_and_others_go_on(
     assert len(seen) == 2
     (first, _) = (await orders.dead_letters.list()).letters
     assert "sys.exit('bye')" in first.error_message
+
+
+@pytest.mark.parametrize("policy", [ONCE, TWICE], ids=["noted", "quick"])
+@pytest.mark.parametrize("kind", KINDS)
+async def test_a_task_that_raises_generator_exit_has_failed_and_its_worker_goes_on(
+    workplace, kind, policy
+):
+    app, ran = await workplace.open(), []
+    leave = app.task(name="leave", queue="mail", retry=policy)(fail_with(GeneratorExit())[kind])
+
+    @app.task(queue="mail")
+    async def note() -> None:
+        ran.append(1)
+
+    worker = await workplace.start(app)
+    await leave.send()
+    await eventually(lambda: letters(leave.queue))
+    await note.send()
+    await eventually(lambda: ran)
+    assert await workplace.stop(worker) == 0
+
+
+@pytest.mark.parametrize("status", [False, True], ids=["quick", "tracked"])
+@pytest.mark.parametrize("notices", [True, False])
+async def test_a_task_that_cancels_its_own_task_takes_no_place_with_it(workplace, notices, status):
+    app, ran = await workplace.open(), []
+
+    @app.task(queue="mail", retry=TWICE, status=status)
+    async def leave() -> None:
+        ran.append("leave")
+        current = asyncio.current_task()
+        assert current is not None
+        current.cancel()
+        if notices:
+            await asyncio.sleep(0)
+
+    @app.task(queue="mail")
+    async def note() -> None:
+        ran.append("note")
+
+    await leave.send_many([()] * 3)
+    worker = await workplace.start(app, concurrency=1)
+    await note.send()
+    await eventually(lambda: "note" in ran)
+
+    async def all_ended():
+        return len(await letters(leave.queue)) == (3 if notices else 0) and ran.count("leave") == (
+            6 if notices else 3
+        )
+
+    await eventually(all_ended)
+    assert await workplace.stop(worker) == 0
+
+
+@pytest.mark.parametrize(
+    ("how", "ordering"),
+    [
+        ("raises GeneratorExit", "partition"),
+        ("raises GeneratorExit", "key"),
+        ("raises GeneratorExit", "none"),
+        ("cancels itself", "partition"),
+    ],
+)
+async def test_a_topic_handler_that_ends_what_runs_it_has_failed_and_others_go_on(
+    open_app, valkey_server, consume, how, ordering
+):
+    app = await open_app(valkey_server)
+    orders, seen = app.topic("orders", type=int, partitions=1), []
+
+    async def handle(order):
+        seen.append(order)
+        if order == 1:
+            if how == "raises GeneratorExit":
+                raise GeneratorExit
+            asyncio.current_task().cancel()
+            await asyncio.sleep(0)
+
+    await orders.send(1, key="a")
+    consumer = await consume(orders, handle, ordering=ordering, retry=ONCE)
+    await eventually(lambda: consumer.counts.dead == 1)
+    await orders.send(2, key="a")
+    await eventually(lambda: seen == [1, 2])

@@ -15,8 +15,8 @@ def handler_error(error: BaseException) -> Exception:
     A handler that awaits something cancelled ends as cancelled, although nobody cancelled it.
     Taken for a cancellation of ours that would end the loop which runs handlers. Libraries have
     errors of their own beside `Exception`, and `sys.exit()` is an ordinary call to some: none of
-    them ends a worker, which has jobs of others. What passes: a cancellation of ours, the end of a
-    coroutine, and Ctrl-C, where Python itself turns it into an exception.
+    them ends a worker, which has jobs of others. What passes: a cancellation of ours, and Ctrl-C,
+    where Python itself turns it into an exception.
     """
     if isinstance(error, Exception):
         return error
@@ -27,8 +27,6 @@ def handler_error(error: BaseException) -> Exception:
     if task is not None and task.cancelling():
         if isinstance(error, SystemExit):
             raise asyncio.CancelledError from error  # it ends what it is in, not the process
-        raise error
-    if isinstance(error, GeneratorExit):
         raise error
     if isinstance(error, KeyboardInterrupt) and not StopSignals.installed():
         raise error

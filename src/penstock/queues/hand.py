@@ -82,6 +82,8 @@ class Hand:
         """Whether nothing more is begun."""
         self.closing = False
         """Whether calls that fail are given up instead of repeated."""
+        self.owner = asyncio.current_task()
+        """The task that holds it: what it runs is cancelled when it is."""
         self._scripts = client.scripts
         self._client = client
         self._first = 1
@@ -107,6 +109,11 @@ class Hand:
     def in_doubt(self) -> bool:
         """Whether jobs may be in hand of which we do not know."""
         return self._doubt or bool(self._strays)
+
+    @property
+    def is_ending(self) -> bool:
+        """Whether what runs may be cancelled by us."""
+        return self.closing or (self.owner is not None and self.owner.cancelling() > 0)
 
     # ---- taking and giving back
 

@@ -182,7 +182,12 @@ class Slots:
                     except BaseException as error:  # noqa: BLE001  it becomes a recorded outcome
                         outcome = error
                     job.slot = None
-                    if job.tracked or job.cut or isinstance(outcome, BaseException):
+                    if (
+                        job.tracked
+                        or job.cut
+                        or isinstance(outcome, BaseException)
+                        or (me is not None and me.cancelling())
+                    ):
                         await self._work.returned(job, performer, outcome)
                     else:
                         counts.done += 1

@@ -152,6 +152,8 @@ class Work:
         """See to what a function returned or raised, whichever way it was run."""
         if job.interrupted:
             await _forget_interruption()
+        elif not job.hand.is_ending:
+            await _forget_own_cancellation(job)
         if job.cut:
             if isinstance(outcome, BaseException):
                 handler_error(outcome)  # raises what is not the job's own
@@ -346,6 +348,19 @@ async def _forget_interruption() -> None:
     task = asyncio.current_task()
     if task is not None and task.uncancel():
         raise asyncio.CancelledError  # the slot itself is to end as well
+
+
+async def _forget_own_cancellation(job: JobContext) -> None:
+    """Let the slot go on where a function has cancelled the task that runs it."""
+    task = asyncio.current_task()
+    if task is None or not task.cancelling():
+        return
+    with suppress(asyncio.CancelledError):  # it may have returned without noticing
+        await asyncio.sleep(0)
+    if job.hand.is_ending:
+        raise asyncio.CancelledError
+    while task.uncancel():
+        pass
 
 
 def _attempt_of(job: JobContext, limit: int) -> Attempt:
