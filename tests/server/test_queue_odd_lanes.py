@@ -93,8 +93,8 @@ async def test_the_command_line_names_it_by_its_bytes(app, shell):
     status = shell("queue", "status", "mail")
     assert status.returncode == 0
     assert r"\xff" in status.stdout
-    told = shell("queue", "peek", "mail", "--lane", "\udcff", "--json")
-    assert len(json.loads(told.stdout)) == 2
+    output = shell("queue", "peek", "mail", "--lane", "\udcff", "--json")
+    assert len(json.loads(output.stdout)) == 2
     done = shell("queue", "pause", "mail", "--lane", "\udcff")
     assert (done.returncode, done.stdout) == (0, "lane \\xff of queue mail is paused\n")
     done = shell("queue", "purge", "mail", "--lane", "\udcff", "--yes", "--json")

@@ -127,7 +127,7 @@ async def close_one(app: Penstock, name: str, key: str) -> str | None:
 
 
 async def close_all(app: Penstock, name: str, *, page: int = _PAGE) -> AsyncIterator[ClosedBatch]:
-    """Close the batches that are open now, each told when it is closed or could not be.
+    """Close the batches that are open now; yields what became of each, one by one.
 
     Every batch that was open before and after the call is seen, however many cannot be closed.
     QueueFull as soon as there is no room; CoordinationError if there is no such window. One round
@@ -177,10 +177,10 @@ async def _began(app: Penstock, place: Place, names: Sequence[bytes]) -> list[in
         if isinstance(reply, ServerError) and not isinstance(reply, CommandRefused):
             raise reply  # could not look: that is not the same as a batch of others
     batches = [exact(reply) if isinstance(reply, bytes) else "" for reply in ids]
-    told = await app.redis.pipeline(
+    times = await app.redis.pipeline(
         [("GET", place.batch(batch, "started_at")) for batch in batches]
     )
-    return [stored_ms(text) if isinstance(text, bytes) else 0 for text in told]
+    return [stored_ms(text) if isinstance(text, bytes) else 0 for text in times]
 
 
 def _key_of(window: Window, name: bytes) -> str:

@@ -44,7 +44,7 @@ class Registry:
     key: Callable[[Keys], str]
     redis_type: Literal[RedisType.SET, RedisType.ZSET, RedisType.HASH]
     check: Callable[[Keys, bytes, bytes], object]
-    """Raises InvalidName, DecodeError or UnicodeDecodeError for a name or value that is none."""
+    """Raises InvalidName, DecodeError or UnicodeDecodeError for an impossible name or value."""
     record: Callable[[Keys, str], str] | None = None
     """Key of the HASH that an entry stands for."""
     kept_ms: int = 0
