@@ -24,6 +24,17 @@ POINTS = [
 ]
 
 
+async def stopped_amid_claims(crew, victim, point):
+    """One that has begun all it claimed has nothing to give back: then the next one is stopped."""
+    for done in range(1, 700, 200):
+        await crew.handled_some(done)
+        victim.signal(signal.SIGTERM)
+        if await victim.ended() != 0:
+            return victim
+        (victim,) = await crew.hire(crash=point)
+    return victim
+
+
 async def crash_and_finish(crew, point):
     """Let one worker end at the point, and another one do the rest."""
     if point.endswith("reap_claims"):
@@ -36,8 +47,7 @@ async def crash_and_finish(crew, point):
         await crew.drained()
         victim.signal(signal.SIGTERM)
     if point.endswith("give_back"):
-        await crew.handled_some(1)
-        victim.signal(signal.SIGTERM)
+        victim = await stopped_amid_claims(crew, victim, point)
     assert await victim.ended() == -signal.SIGKILL, f"{point} was never reached:\n{victim.log}"
     crew.nemesis.write("lose", victim=victim.actor)
     await crew.hire()

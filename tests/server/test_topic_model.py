@@ -38,7 +38,7 @@ def test_every_message_is_in_exactly_one_place_in_the_long_run(machine):
         ("settle", "if lowest then", "if false then"),
         ("trim", "redis.call('XPENDING', KEYS[1], facts['name'])[2]", "nil"),
         ("move_due", "redis.call('ZREM', KEYS[2], unpack(moved))", ""),
-        ("reset_group", "string.format('%.0f', (last or epoch or 0) + 1)", "last or epoch or 0"),
+        ("reset_group", "next_number(epoch or 0, number)", "epoch or 0"),
         ("publish", "if known and not is_over then", "if false then"),
     ],
     ids=[
