@@ -351,6 +351,15 @@ async def test_a_topic_that_is_not_there_stores_nothing(desk):
     assert await desk.stored() == {}
 
 
+async def test_a_repeat_is_not_confirmed_when_the_stream_is_gone(desk):
+    await desk.open()
+    assert await desk.publish(once="order-1")
+    await desk.client.call("DEL", desk.keys.stream)
+    before = await desk.stored()
+    assert await desk.publish(once="order-1") is None
+    assert await desk.stored() == before
+
+
 async def test_a_message_with_a_key_is_stored_once_until_the_key_is_forgotten(desk):
     await desk.open()
     first = await desk.publish(once="k")
