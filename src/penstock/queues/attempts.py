@@ -121,16 +121,7 @@ def after_crash(
         return job_id, "back", write_item(item, kept, codec), ""
     told = msgspec.structs.replace(kept, history=meta.history)  # the letter adds the failure itself
     named = msgspec.structs.replace(item, id=job_id, meta=told)
-    letter = build_letter(
-        named,
-        queue=queue,
-        lane=lane,
-        reason=DeathReason.CRASHED,
-        attempts=attempt,
-        max_attempts=limit,
-        failures=(failure,),
-        now_ms=now_ms,
-    )
+    letter = _letter(named, DeathReason.CRASHED, failure, limit, queue=queue, lane=lane)
     return job_id, "bury", letter, failure.message
 
 
@@ -139,14 +130,21 @@ def undecodable_letter(
 ) -> tuple[bytes, str]:
     """The letter of a job that cannot be read, with its bytes as they are; and why."""
     failure = Failure.of(error, attempts, now_ms)
-    letter = build_letter(
+    letter = _letter(item, DeathReason.UNDECODABLE, failure, attempts, queue=queue, lane=lane)
+    return letter, failure.message or failure.error_class
+
+
+def _letter(
+    item: Item, reason: DeathReason, failure: Failure, limit: int, *, queue: str, lane: str
+) -> bytes:
+    """The letter of a job whose last attempt ended so."""
+    return build_letter(
         item,
         queue=queue,
         lane=lane,
-        reason=DeathReason.UNDECODABLE,
-        attempts=attempts,
-        max_attempts=attempts,
+        reason=reason,
+        attempts=failure.attempt,
+        max_attempts=limit,
         failures=(failure,),
-        now_ms=now_ms,
+        now_ms=failure.at_ms,
     )
-    return letter, failure.message or failure.error_class
