@@ -45,8 +45,9 @@ async def in_a_lifespan():
     from fastapi import FastAPI
     from penstock.interfaces.fastapi import lifespan
     api, stop = FastAPI(lifespan=lifespan(app, worker=True)), asyncio.Event()
+    loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
-        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+        signal.signal(number, lambda *_: loop.call_soon_threadsafe(stop.set))
     async with api.router.lifespan_context(api):
         await send()
         await stop.wait()
