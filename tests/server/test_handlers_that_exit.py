@@ -219,6 +219,9 @@ async def test_a_task_that_cancels_its_own_task_takes_no_place_with_it(workplace
         ("raises GeneratorExit", "key"),
         ("raises GeneratorExit", "none"),
         ("cancels itself", "partition"),
+        ("cancels itself", "key"),
+        ("cancels itself", "none"),
+        ("cancels itself and fails", "key"),
     ],
 )
 async def test_a_topic_handler_that_ends_what_runs_it_has_failed_and_others_go_on(
@@ -233,6 +236,8 @@ async def test_a_topic_handler_that_ends_what_runs_it_has_failed_and_others_go_o
             if how == "raises GeneratorExit":
                 raise GeneratorExit
             asyncio.current_task().cancel()
+            if how == "cancels itself and fails":
+                raise ValueError
             await asyncio.sleep(0)
 
     await orders.send(1, key="a")

@@ -6,7 +6,7 @@ import asyncio
 
 from penstock.runtime.signals import StopSignals
 
-__all__ = ["handler_error"]
+__all__ = ["forget_cancellation", "handler_error"]
 
 
 def handler_error(error: BaseException) -> Exception:
@@ -31,6 +31,13 @@ def handler_error(error: BaseException) -> Exception:
     if isinstance(error, KeyboardInterrupt) and not StopSignals.installed():
         raise error
     return _own(error)
+
+
+def forget_cancellation() -> None:
+    """Let the current task go on, which was cancelled by the handler that it ran."""
+    task = asyncio.current_task()
+    while task is not None and task.cancelling():
+        task.uncancel()
 
 
 def _own(error: BaseException) -> RuntimeError:

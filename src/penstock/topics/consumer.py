@@ -106,6 +106,8 @@ class Consumer(Service):
         self._readers: dict[int, Reader] = {}
         self._reading: list[asyncio.Task[None]] = []
         self._serving: dict[Held, asyncio.Task[None]] = {}
+        self._task: asyncio.Task[Any] | None = None
+        self._ending = False
 
     def trouble(self) -> str | None:
         if self.ended:
@@ -137,6 +139,7 @@ class Consumer(Service):
             self._client, self.topic.name, self.handler, self.subscription, self.counts, barriers
         )
         pace = Pace(topics.fetch, self.subscription.batch or 1)
+        self._ending, self._task = False, asyncio.current_task()
         try:
             async with asyncio.TaskGroup() as group:
                 self._group, self._pace = group, pace
@@ -146,6 +149,7 @@ class Consumer(Service):
                     self._runner: Runner = SerialRunner(work, pace)
                 else:
                     keyed = self._runner = KeyedRunner(work, pace)
+                    work.is_ending = self._is_ending
                     helpers += [
                         group.create_task(keyed.slot(number)) for number in range(keyed.slots)
                     ]
@@ -173,12 +177,17 @@ class Consumer(Service):
                     await self._balance_until_stopped()
                     await self._drain()
                 finally:
+                    self._ending = True
                     heartbeats.remove(beat)
                 for helper in (*helpers, *self._reading):
                     helper.cancel()
         finally:
             work.close()
             await self._say_goodbye()
+
+    def _is_ending(self) -> bool:
+        """Whether tasks of this consumer may be cancelled: it stops, or something in it failed."""
+        return self._ending or self._task is None or self._task.cancelling() > 0
 
     # ---- the partitions we own
 

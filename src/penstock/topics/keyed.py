@@ -7,6 +7,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 
+from penstock.delivery.outcomes import forget_cancellation
 from penstock.topics.held import Held, Item, entry_id
 from penstock.topics.message import BARRIER, KEY, PAYLOAD, Fields, Message, field_of, is_marker
 from penstock.topics.pace import Pace
@@ -134,7 +135,30 @@ class KeyedRunner:
         self._wake()
 
     async def slot(self, number: int) -> None:
-        """Run handlers until cancelled."""
+        """Run handlers until cancelled; a handler that cancels its own task does not count."""
+        while True:
+            try:
+                await self._run_lines(number)
+            except asyncio.CancelledError:
+                if self._work.is_ending():
+                    raise
+                forget_cancellation()
+                self._put_back(number)
+
+    def _put_back(self, number: int) -> None:
+        """Let the line of an interrupted slot begin again, with one attempt more counted."""
+        line, self._running[number] = self._running[number], None
+        if line is None or line.held not in self._lines:
+            return
+        if line is self._next_suspect:
+            self._call_next_suspect()
+        first = line.first
+        message = first if isinstance(first, Message) else Message(line.held.source, *first)
+        line.first = Message(message.source, message.entry_id, message.fields, message.attempt + 1)
+        self._ready.append(line)
+        self._wake()
+
+    async def _run_lines(self, number: int) -> None:
         ready, running = self._ready, self._running
         while True:
             while not ready:

@@ -12,7 +12,7 @@ from typing import Any
 from penstock.clock import SYSTEM_CLOCK
 from penstock.delivery.failure_log import Attempt, FailureLog
 from penstock.delivery.failures import Failure
-from penstock.delivery.outcomes import handler_error
+from penstock.delivery.outcomes import forget_cancellation, handler_error
 from penstock.delivery.retries import MOST_ATTEMPTS, DeathReason, GiveUp, RetryIn
 from penstock.delivery.stored import whole_number
 from penstock.errors import DecodeError, PenstockError
@@ -88,6 +88,8 @@ class Work:
         quick = handler.is_async and subscription.timeout_s is None
         self.direct = handler.direct if quick else None
         """The handler itself, where payloads are all it takes and nothing has to be around it."""
+        self.is_ending: Callable[[], bool] = lambda: True
+        """Whether a cancellation may be ours. Otherwise a handler has cancelled its own task."""
         self._client = client
         self._failure_log = FailureLog("topic", topic, client.settings)
 
@@ -131,9 +133,10 @@ class Work:
             return None
         return await self.ended(held, message, outcome)
 
-    @staticmethod
-    def error_of(held: Held, ids: Iterable[bytes], error: BaseException) -> Exception:
+    def error_of(self, held: Held, ids: Iterable[bytes], error: BaseException) -> Exception:
         """What a handler failed with. If it is cut short instead, its attempts stay charged."""
+        if isinstance(error, asyncio.CancelledError) and not self.is_ending():
+            forget_cancellation()
         try:
             return handler_error(error)
         except BaseException:
