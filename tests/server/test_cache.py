@@ -560,12 +560,12 @@ async def test_who_makes_many_and_dies_is_replaced_after_its_silence(open_cache)
 
 
 async def test_who_makes_many_slowly_is_waited_for_as_long_as_it_lives(open_cache):
-    cache, other = await open_cache(flight_s=0.2), await open_cache(flight_s=0.2)
+    cache, other = await open_cache(flight_s=0.5), await open_cache(flight_s=0.5)
     maker, second = ManyMaker("slow"), ManyMaker("second", free=True)
     first = asyncio.create_task(cache.get_or_set_many(["a", "b"], maker))
     await maker.began.wait()
     waiting = asyncio.create_task(other.get_or_set_many(["a", "b"], second))
-    await asyncio.sleep(0.6)  # three times as long as one who is silent is waited for
+    await asyncio.sleep(1.5)  # three times as long as one who is silent is waited for
     maker.go_on.set()
     assert await first == await waiting == {"a": "slow a", "b": "slow b"}
     assert second.asked == []

@@ -127,7 +127,7 @@ async def test_many_that_fail_together_come_again_together(app, consume):
     await orders.send_batch(list(range(500)))
     handler = Attempts(1)
     consumer = await consume(orders, handler, retry=RetryPolicy(backoff=Fixed(0.1)))
-    await eventually(lambda: consumer.counts.handled == 500, 6)
+    await eventually(lambda: consumer.counts.handled == 500, 20)
     assert len(handler.seen) == 1_000
 
 
