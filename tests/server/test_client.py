@@ -334,3 +334,23 @@ async def test_no_secret_is_shown(start_server, caplog):
     shown = [repr(client), str(client.address), repr(client.address), repr(settings)]
     shown += [str(raised.value), repr(raised.value), caplog.text]
     assert not any("hunter2" in text for text in shown)
+
+
+@pytest.mark.parametrize("turns", [0, 1, 2, 3])
+async def test_a_close_that_is_cancelled_ends_its_connections_all_the_same(
+    open_client, valkey_server, turns
+):
+    client, other = [await open_client(valkey_server.url) for _ in range(2)]
+    number = await client.call("CLIENT", "ID")
+    closing = asyncio.create_task(client.close())
+    for _ in range(turns):
+        await asyncio.sleep(0)
+    closing.cancel()
+    await asyncio.wait([closing])
+    if turns == 0:  # it has not begun
+        await client.close()
+
+    async def is_gone():
+        return b"id=%d " % number not in await other.call("CLIENT", "LIST")
+
+    await eventually(is_gone)

@@ -141,7 +141,12 @@ class Client:
         made, self._made = self._made, []
         stock, self._stock = self._stock, None
         try:
-            await asyncio.gather(*(node.close() for node in made))
+            try:
+                await asyncio.gather(*(node.close() for node in made))
+            except asyncio.CancelledError:
+                for node in made:
+                    node.abort()
+                raise
             if stock is not None:
                 await stock[1].aclose()
         finally:

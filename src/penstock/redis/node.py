@@ -163,6 +163,14 @@ class Node:
         await asyncio.gather(*comparing, return_exceptions=True)
         await asyncio.gather(*(wire.close() for wire in self._wires()))
 
+    def abort(self) -> None:
+        """End every connection at once."""
+        self._closed = True
+        for task in self._comparing.values():
+            task.cancel()
+        for wire in self._wires():
+            wire.abort("it was closed")
+
     def _size(self, role: Role) -> int:
         return getattr(self._pools, role.value)
 

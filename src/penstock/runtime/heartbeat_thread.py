@@ -47,6 +47,8 @@ class HeartbeatThread(Service):
         self._client = client
         self._lock = threading.Lock()
         self._beats: dict[Beat, asyncio.Task[None] | None] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        """Those of the thread, also of beats that were removed and are about to end."""
         self._troubles: dict[Beat, str] = {}
         self._loop: asyncio.AbstractEventLoop | None = None
         """That of the thread, while it takes orders."""
@@ -114,10 +116,10 @@ class HeartbeatThread(Service):
         finally:
             with self._lock:
                 self._loop = None
-                tasks = [task for task in self._beats.values() if task is not None]
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+            for task in self._tasks:
+                if not task.cancelling():  # twice would interrupt how it ends
+                    task.cancel()
+            await asyncio.gather(*self._tasks, return_exceptions=True)
             await client.close()
         if self._failure_in_beat is not None:
             raise self._failure_in_beat
@@ -129,6 +131,7 @@ class HeartbeatThread(Service):
             task = self._beats[beat] = self._loop.create_task(
                 self._repeat(beat), name=f"beat {beat.name}"
             )
+        self._tasks.add(task)
         task.add_done_callback(self._beat_ended)
 
     async def _repeat(self, beat: Beat) -> None:
@@ -156,6 +159,7 @@ class HeartbeatThread(Service):
 
     def _beat_ended(self, task: asyncio.Task[None]) -> None:
         """A beat that failed with anything but the server is a defect: it ends the worker."""
+        self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
             self._failure_in_beat = error
             if self._end is not None:

@@ -295,7 +295,8 @@ class Crew:
 
         async def known():
             living = {hand for hand in self.hands if hand.code is None}
-            return set(await self.members()) <= living
+            given_up = await self.app.redis.call("ZCARD", self.keys.dead_workers)
+            return set(await self.members()) <= living and (given_up == 0 or not living)
 
         await eventually(known, 10, what="the dead to be noticed")
 
