@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import os
 import secrets
 import shutil
 import signal
@@ -53,6 +54,7 @@ _LONGEST_FOLDER = 60  # a unix socket's path may have 103 bytes on macOS, 107 on
 _PR_SET_PDEATHSIG = 1
 _LOWEST_PORT = 10_000
 _PORT_TRIES = 1_000
+_PORT_SHARES = 16
 
 T = TypeVar("T")
 
@@ -252,10 +254,11 @@ def free_port() -> int:
     """Return a port of 127.0.0.1 that is free now, as is its neighbour BUS_OFFSET above.
 
     Both lie below the range from which systems serve outgoing connections, so none of those takes
-    them before the server does.
+    them before the server does. Processes that test side by side mostly choose from other ports.
     """
     for _ in range(_PORT_TRIES):
-        port = _LOWEST_PORT + secrets.randbelow(BUS_OFFSET)
+        step = secrets.randbelow(BUS_OFFSET // _PORT_SHARES)
+        port = _LOWEST_PORT + step * _PORT_SHARES + os.getpid() % _PORT_SHARES
         if port not in _ports_handed_out and _is_free(port) and _is_free(port + BUS_OFFSET):
             _ports_handed_out.add(port)
             return port
