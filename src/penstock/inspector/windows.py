@@ -159,7 +159,7 @@ async def _close_at(
                 if began > now_ms:
                     continue  # others go on adding: it began after we did
                 try:
-                    closed = await _close_named(window, place, one)
+                    closed = await window.close_named(place, _REASON, one)
                 except (CommandRefused, ScriptFailed) as error:
                     refused.add(one)
                     yield ClosedBatch(key=_key_of(window, one), problem=str(error))
@@ -258,19 +258,9 @@ async def _close(window: Window, key: str) -> str | None:
     """Close the batch of a key, wherever it is: only its programs know the topic's partitioner."""
     name, _ = window.items.window(key)
     for place in await _places(window):
-        if (closed := await _close_named(window, place, name)) is not None:
+        if (closed := await window.close_named(place, _REASON, name)) is not None:
             return closed
     return None
-
-
-async def _close_named(window: Window, place: Place, name: str | bytes) -> str | None:
-    """Close a batch by the name of its window in keys; None if there is none."""
-    status, _, length, closed, packed = await window.close_at(place, _REASON, name)
-    if packed:
-        await window.target.note_losses(packed)
-    if status <= 0:
-        raise window.target.refusal(status, length)
-    return closed[0].decode(errors="replace") if closed else None
 
 
 async def _places(window: Window) -> Sequence[Place]:

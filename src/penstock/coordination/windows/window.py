@@ -210,7 +210,10 @@ class Window:
         """
         check_name("reason", reason)
         window, _ = self.items.window(key)
-        place = await self.target.place_of(key)
+        return await self.close_named(await self.target.place_of(key), reason, window)
+
+    async def close_named(self, place: Place, reason: str, window: str | bytes) -> str | None:
+        """Close a batch by the name that its window has in keys; None if no batch is open."""
         status, _, length, closed, packed = await self.close_at(place, reason, window)
         if packed:
             await self.target.note_losses(packed)
