@@ -75,7 +75,7 @@ NOT_BLOCKING = {
     penstock.Limit: {"ask", "settle", "keys", "note", "unanswered", "close", "of"},
     penstock.LimitBook: {"declare"},
     penstock.Slot: {"renew", "hold"},
-    penstock.Window: {"close_at", "record", "registered"},
+    penstock.Window: {"close_at", "close_named", "record", "registered"},
     penstock.Feed: {"at"},
 }
 OTHER_WORDS = {
