@@ -45,19 +45,24 @@ async def in_line(limit: Limit, count: int) -> None:
 
 
 async def part_used(limits: list[Limit], waiters: int, seconds: float, a_second: float) -> float:
-    """Which part of a rate those get who wait all the time, `waiters` for each limit.
+    """Which part of a rate callers get, `waiters` for each limit, from the first that is served on.
 
-    Of the time in which a task of this process is called on time and the server answers at once:
-    others may compute on the same machine. But not of less than half of all the time, lest the
-    callers themselves stop the process.
+    Only the time counts in which a task of this process is called on time and the server answers at
+    once: others may compute on the same machine. But never less than half of all the time, since
+    the callers themselves could be what stops the process.
     """
     served, lost_s = 0, 0.0
+    is_first_served, are_all_served = asyncio.Event(), asyncio.Event()
+    wanted = round(seconds * a_second)
 
     async def caller(limit: Limit) -> None:
         nonlocal served
         while True:
             await limit.acquire()
             served += 1
+            is_first_served.set()
+            if served > wanted:
+                are_all_served.set()
 
     async def beat() -> None:
         nonlocal lost_s
@@ -68,16 +73,18 @@ async def part_used(limits: list[Limit], waiters: int, seconds: float, a_second:
             lost_s += time.monotonic() - began - BEAT_S
 
     tasks = [asyncio.create_task(caller(limit)) for limit in limits for _ in range(waiters)]
-    tasks.append(asyncio.create_task(beat()))
-    began = time.monotonic()
     try:
-        await asyncio.sleep(seconds)
-        took_s = time.monotonic() - began
+        async with asyncio.timeout(20 * seconds):
+            await is_first_served.wait()
+            began = time.monotonic()
+            tasks.append(asyncio.create_task(beat()))
+            await are_all_served.wait()
+            took_s = time.monotonic() - began
     finally:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-    return served / (a_second * max(took_s - lost_s, took_s / 2))
+    return seconds / max(took_s - lost_s, took_s / 2)
 
 
 async def commands(limit: Limit) -> int:
