@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import tempfile
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
@@ -38,6 +39,12 @@ settings.load_profile("penstock")
 def required_servers() -> frozenset[str]:
     """Both come with the development dependencies, so here their absence is a failure."""
     return frozenset({"valkey", "redis62"})
+
+
+def pytest_configure() -> None:
+    """Take Ctrl-C as a terminal gives it: a shell starts its background jobs with it ignored."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_report_header() -> list[str]:
