@@ -241,7 +241,7 @@ async def test_a_frozen_node_holds_up_only_its_own_slots(breakable, namespace):
             started = loop.time()
             assert await works(client, keys[1], keys[2])
             longest = max(longest, loop.time() - started)
-        assert longest < 0.5
+        assert longest < 0.9, "less than those wait that the frozen node holds up"
         ends = await asyncio.gather(*stuck, return_exceptions=True)
         assert {type(end) for end in ends} == {OutcomeUnknown}
         # Now that it is known to be silent, what may go anywhere goes elsewhere.
