@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 
 import pytest
 
@@ -37,6 +38,47 @@ async def test_a_function_that_computes_without_a_pause_keeps_its_job(
         verdict = await crew.hold(attempt_gaps=False)
         assert verdict.counts.started == verdict.counts.finished == 1
         assert (crew.counted["reaped"], crew.counted["stale"]) == (0, 0)
+
+
+@pytest.mark.parametrize(
+    ("silence_s", "hold_s"),
+    [(0.5, 1.0), pytest.param(5.0, 10.0, marks=pytest.mark.torture)],
+)
+async def test_a_survivor_that_holds_the_interpreters_lock_keeps_no_dead_worker_alive(
+    make_queue_crew, valkey_server, silence_s, hold_s, figure
+):
+    """It is late with every sign of life, and the only one that can notice the death."""
+    crew = make_queue_crew(
+        valkey_server.url,
+        queue={"concurrency": 1},
+        queues={"silence_s": silence_s, "beat_s": 0.1},
+    )
+    holds = 8
+    async with crew:
+        (victim,) = await crew.hire()
+        job_id = await crew.send(pause=600, attempts=1)
+        await crew.started(job_id)
+        (survivor,) = await crew.hire()
+        await crew.at_work(survivor)
+        busy = [await crew.send(hold=hold_s) for _ in range(holds)]
+        await crew.started(busy[0])
+        await victim.kill()
+        killed_at = time.monotonic()
+
+        async def returned():
+            return (await crew.counters()).get("reaped")
+
+        await eventually(returned, holds * hold_s)
+        took_s = time.monotonic() - killed_at
+        figure(
+            "queue faults",
+            f"killed worker's job is back, the survivor holds the lock for {hold_s:g} s at a time",
+            took_s,
+            "s",
+            "<=",
+            2 * silence_s + 2 * hold_s + 1,
+        )
+        await survivor.kill()
 
 
 async def test_a_function_of_twenty_times_the_silence_runs_once(make_queue_crew, valkey_server):

@@ -96,6 +96,37 @@ async def test_late_words_are_refused_though_nobody_has_told_the_worker(
         assert (await crew.counters())["done"] == 4
 
 
+@pytest.mark.parametrize("kind", ["plain", pytest.param("status", marks=pytest.mark.torture)])
+async def test_a_worker_that_was_paused_starts_nothing_that_it_had_claimed_ahead(
+    make_queue_crew, valkey_server, kind
+):
+    """Others have run those jobs by the time it wakes up."""
+    crew = make_queue_crew(
+        valkey_server.url, kind=kind, queues={"silence_s": 0.5, "beat_s": 0.1}
+    )
+    async with crew:
+        (sleeper,) = await crew.hire()
+        await crew.at_work(sleeper)
+        await crew.send_many(200, failing=0)
+        await crew.handled_some(200)  # it has learned that they are quick
+        await crew.app.queues.pause(QUEUE)
+        stop = await crew.send(stop=True, attempts=1)
+        await crew.send_many(200, failing=0)
+        await crew.app.queues.resume(QUEUE)
+        await crew.started(stop)
+        crew.nemesis.write("lose", victim=sleeper.actor)
+        assert (await crew.app.queues.facts(QUEUE)).claimed > 100
+        (heir,) = await crew.hire()
+        await crew.drained()
+        woken_at = time.monotonic()
+        sleeper.thaw()
+        await crew.at_work(sleeper, heir)  # under another name
+        starts = crew.events("start", actor=sleeper.actor)
+        assert [one.msg for one in starts if one.t_mono > woken_at] == []
+        await crew.hold()
+        assert (await crew.counters())["done"] == 401
+
+
 async def test_pauses_shorter_than_the_silence_cost_nothing(make_queue_crew, valkey_server):
     crew = make_queue_crew(
         valkey_server.url, queues={"silence_s": 2.0, "beat_s": 0.2}, work_s=0.001

@@ -1,7 +1,12 @@
 """A worker is a member of its queues for as long as it lives, and leaves them in good order."""
 
+import asyncio
+import time
+
+import pytest
 from tests.workplace import in_hand
 
+from penstock.queues.pulse import Pulse
 from penstock.testing.eventually import eventually
 
 
@@ -46,3 +51,155 @@ async def test_a_worker_that_stops_is_a_member_no_more_and_has_nothing_in_hand(w
     await worker.stop()
     assert await members(note.queue) == []
     assert not await in_hand(note.queue)
+
+
+SILENCE_MS = 10_000
+
+
+class Members:
+    """Workers of a queue, whose last signs of life are moved instead of waiting."""
+
+    def __init__(self, queue):
+        self.client, self.keys = queue.client, queue.keyring
+
+    async def now_ms(self):
+        seconds, micros = await self.client.call("TIME")
+        return int(seconds) * 1000 + int(micros) // 1000
+
+    async def silent(self, **ago_ms):
+        """Let workers have given their last sign so long ago."""
+        now = await self.now_ms()
+        for name, ms in ago_ms.items():
+            await self.client.call("ZADD", self.keys.workers, now - ms, name)
+
+    async def pass_time(self, ms):
+        for name, score in await self.signs():
+            await self.client.call("ZADD", self.keys.workers, score - ms, name)
+
+    async def signs(self):
+        flat = await self.client.call("ZRANGE", self.keys.workers, 0, -1, "WITHSCORES")
+        return [(name, float(score)) for name, score in zip(flat[::2], flat[1::2], strict=True)]
+
+    async def beat(self, worker, paused_ms):
+        return await self.client.scripts.beat_queue(
+            keys=self.keys, worker=worker, paused_ms=paused_ms
+        )
+
+    async def look(self, worker, paused_ms=0):
+        """Look for the dead in the name of a worker; all that are given up."""
+        dead = await self.client.scripts.find_dead(
+            keys=self.keys, silence_ms=SILENCE_MS, worker=worker, paused_ms=paused_ms
+        )
+        return sorted(name.decode() for name in dead)
+
+    async def living(self):
+        return sorted(name.decode() for name, _ in await self.signs())
+
+
+@pytest.fixture
+async def crew(workplace):
+    app = await workplace.open(silence_s=SILENCE_MS / 1000)
+    return Members(app.queue("mail"))
+
+
+@pytest.fixture(params=["beat", "look"])
+async def late_sign(crew, request):
+    """A sign of life of a worker that is late with it: its beat, or its look for the dead."""
+
+    async def give(worker, paused_ms):
+        if request.param == "beat":
+            assert await crew.beat(worker, paused_ms)
+        return await crew.look(worker, paused_ms)
+
+    return give
+
+
+@pytest.mark.parametrize("paused_ms", [15_000, 0])
+async def test_a_late_worker_gives_no_time_to_others_while_one_is_on_time(
+    crew, late_sign, paused_ms
+):
+    await crew.silent(late=15_000, fine=500, dead=11_000)
+    assert await late_sign("late", paused_ms) == ["dead"]
+    assert await crew.living() == ["fine", "late"]
+
+
+async def test_a_survivor_that_is_always_late_finds_the_dead_after_twice_the_silence(
+    crew, late_sign
+):
+    await crew.silent(survivor=11_000, dead=11_000)
+    assert await late_sign("survivor", 11_000) == [], "it may have been paused with the others"
+    await crew.pass_time(11_000)
+    assert await late_sign("survivor", 11_000) == ["dead"]
+    assert await crew.living() == ["survivor"]
+
+
+async def test_who_was_silent_for_twice_the_silence_is_dead_to_a_survivor_that_was_paused(
+    crew, late_sign
+):
+    await crew.silent(survivor=20_500, dead=20_500)
+    assert await late_sign("survivor", 20_500) == ["dead"]
+
+
+async def test_an_outage_of_the_server_gives_all_workers_the_time_to_beat_again(crew, late_sign):
+    """However long it was: the worker that comes first did run meanwhile."""
+    await crew.silent(first=3_600_000, second=3_600_100, third=3_600_200)
+    assert await late_sign("first", 500) == []
+    await crew.pass_time(9_000)
+    assert await crew.beat("second", 500)
+    assert await crew.look("first") == []
+    await crew.pass_time(2_000)
+    assert await crew.look("second") == ["third"]
+
+
+async def test_outage_after_outage_gives_a_worker_more_time_once(crew, late_sign):
+    await crew.silent(survivor=11_000, dead=11_000)
+    assert await late_sign("survivor", 500) == []
+    await crew.pass_time(11_000)
+    assert await late_sign("survivor", 500) == ["dead"]
+    await crew.silent(other=0)
+    for _ in range(3):  # one that beats in between gets it again
+        await crew.pass_time(11_000)
+        assert await late_sign("survivor", 500) == ["dead"]
+        assert await crew.beat("other", 500)
+    assert await crew.living() == ["other", "survivor"]
+
+
+async def test_a_worker_that_was_paused_itself_says_for_how_long(crew):
+    pulse = Pulse(silence_s=10, beat_s=0.05)
+    told = []
+
+    async def send(paused_ms):
+        told.append(paused_ms)
+        if len(told) == 1:
+            time.sleep(0.3)  # noqa: ASYNC251  as if the process were stopped while the beat is out
+        elif len(told) == 2:
+            await asyncio.sleep(0.3)  # the server is slow
+        return True
+
+    for _ in range(3):
+        assert await pulse.give(send)
+    assert told[0] < 100
+    assert told[1] >= 290, "the pause came after the first sign was sent"
+    assert told[2] < 200, "to wait for an answer is no pause"
+
+
+async def test_nothing_counts_as_alive_past_the_silence_since_a_sign_was_sent():
+    pulse = Pulse(silence_s=0.3, beat_s=0.05)
+
+    async def slow(_paused_ms):
+        await asyncio.sleep(0.1)
+        return True
+
+    sent_at = time.monotonic()
+    assert await pulse.give(slow)
+    assert sent_at <= pulse.alive_until - 0.3 < sent_at + 0.1
+    pulse.confirm(time.monotonic() - 1)
+    waits = asyncio.create_task(pulse.until_alive())
+    await asyncio.sleep(0)
+    assert not waits.done()
+    await asyncio.to_thread(pulse.confirm, time.monotonic())
+    await waits
+    pulse.lose()
+    assert time.monotonic() > pulse.alive_until
+    pulse.confirm(time.monotonic())  # a beat that was on its way
+    assert time.monotonic() > pulse.alive_until

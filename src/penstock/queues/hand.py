@@ -16,6 +16,7 @@ from penstock.queues.attempts import begun_item
 from penstock.queues.context import JobContext
 from penstock.queues.counts import Counts
 from penstock.queues.items import read_item
+from penstock.queues.pulse import Pulse
 from penstock.quiet import RateLimitedLog
 from penstock.redis.client import Client
 from penstock.redis.codec import Codec
@@ -98,7 +99,9 @@ class Hand:
         self._strays: list[JobContext] = []
         """Jobs in hand that were not known here, found and not yet handed on."""
         self._server_ms, self._as_of = 0, time.monotonic()
-        self._keep_ms = round(client.settings.queues.keep_s * 1000)
+        queues = client.settings.queues
+        self._keep_ms = round(queues.keep_s * 1000)
+        self.pulse = Pulse(queues.silence_s, queues.beat_s)
 
     @property
     def now_ms(self) -> int:
@@ -119,11 +122,17 @@ class Hand:
 
     async def join(self) -> None:
         """Become a member. One round trip."""
+        sent_at = time.monotonic()
         self._note_time(await self._scripts.join_queue(keys=self.keys, worker=self.worker))
+        self.pulse.confirm(sent_at)
 
     async def beat(self, scripts: Scripts) -> None:
         """Say that we live. Runs in the heartbeat thread, on its connection."""
-        if not await scripts.beat_queue(keys=self.keys, worker=self.worker):
+
+        def send(paused_ms: int) -> Awaitable[bool]:
+            return scripts.beat_queue(keys=self.keys, worker=self.worker, paused_ms=paused_ms)
+
+        if not await self.pulse.give(send):
             self.loop.call_soon_threadsafe(self.lose, 0)
 
     async def exchange(self, most: int) -> list[JobContext]:
@@ -409,6 +418,7 @@ class Hand:
         self.counts.stale += refused
         if not self.lost:
             self.lost = True
+            self.pulse.lose()
             logger.warning(
                 "queue %s: worker %s was given up as dead; %d jobs have passed to others",
                 self.keys.queue,

@@ -85,6 +85,7 @@ class Life:
             # What is claimed ahead would count against the limit without running.
             ahead=0 if queue.options.limit or queue.options.lane_limit else _MOST_CALLS * prefetch,
             when_news=self._something_ended,
+            pulse=hand.pulse,
         )
         self._waiters = Waiters(self._client, hand.keys, _BLOCK_S, self._there_are_jobs)
 
@@ -301,14 +302,13 @@ class Life:
         """Return what dead workers had, and stop jobs that were cancelled.
 
         When the server could not be reached, others could not either: before anybody is given up,
-        they get the time to say that they live.
+        they get the time to say that they live. More trouble within that time does not extend it.
         """
         every_s = min(_TEND_S, self._settings.beat_s)
         while True:
             try:
-                may_reap = time.monotonic() >= self._reap_after
-                if may_reap and await self._reaper.reap(self._hand.now_ms, self._hand.worker):
-                    self._there_are_jobs()
+                if time.monotonic() >= self._reap_after:
+                    await self._reap()
                 await self._look_for_cancelled()
                 await self._look_for_foreign()
             except ServerError as error:
@@ -316,6 +316,12 @@ class Life:
                     logger.exception("queue %s: cannot look after it", self._queue.name)
                 self._troubled(error)
             await asyncio.sleep(every_s)
+
+    async def _reap(self) -> None:
+        hand, self._reap_after = self._hand, 0.0
+        paused_ms = hand.pulse.paused_ms
+        if await self._reaper.reap(hand.now_ms, hand.worker, paused_ms=paused_ms):
+            self._there_are_jobs()
 
     async def _look_for_foreign(self) -> None:
         """Report lists of the queue that another program has made something else of.
@@ -339,7 +345,8 @@ class Life:
             )
 
     def _troubled(self, error: ServerError) -> None:
-        self._reap_after = time.monotonic() + self._settings.silence_s
+        if not self._reap_after:
+            self._reap_after = time.monotonic() + self._settings.silence_s
         self._note(error)
 
     async def _look_for_cancelled(self) -> None:

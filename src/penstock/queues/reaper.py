@@ -69,16 +69,17 @@ class Reaper:
         self._found_dead: dict[bytes, float] = {}
         """When dead workers were first seen here, by the monotonic clock."""
 
-    async def reap(self, now_ms: int, worker: str = "") -> int:
+    async def reap(self, now_ms: int, worker: str = "", *, paused_ms: int = 0) -> int:
         """Look for dead workers and return their jobs: how many. One round trip if none is dead.
 
-        `worker` is the one that looks; if it was silent itself, the server may have been away.
+        `worker` is the one that looks, `paused_ms` how long it was paused itself at most since its
+        last sign of life: if it was silent for longer than that, the server may have been away.
         What cannot be returned (a key of another type is in the way) stays where it is, holds up
         nothing else, and is raised in the end.
         """
         returned, refused = 0, None
         names = await self._client.scripts.find_dead(
-            keys=self._keys, silence_ms=self._silence_ms, worker=worker
+            keys=self._keys, silence_ms=self._silence_ms, worker=worker, paused_ms=paused_ms
         )
         now = time.monotonic()
         self._found_dead = {name: self._found_dead.get(name, now) for name in names}

@@ -11,6 +11,7 @@ from contextlib import asynccontextmanager, suppress
 from penstock.errors import NotOpen, ServerError
 from penstock.queues.context import JobContext, set_current
 from penstock.queues.items import NO_META, Item
+from penstock.queues.pulse import Pulse
 from penstock.queues.work import Work
 
 __all__ = ["Slots"]
@@ -41,13 +42,14 @@ class Slots:
         places: int,
         ahead: int,
         when_news: Callable[[], None],
+        pulse: Pulse,
     ) -> None:
         self.places = places
         self.running: set[JobContext] = set()
         self.each_s = _QUICK_S
         """How long a job took of late."""
         self._work = work
-        self._most_ahead, self._when_news = ahead, when_news
+        self._most_ahead, self._when_news, self._pulse = ahead, when_news, pulse
         self._buffer: deque[JobContext] = deque()
         self._idle: list[asyncio.Future[None]] = []
         self._tasks: list[asyncio.Task[None]] = []
@@ -152,7 +154,7 @@ class Slots:
 
     async def _slot(self) -> None:  # noqa: C901, PLR0912, PLR0915  each call would cost every job
         loop, me = asyncio.get_running_loop(), asyncio.current_task()
-        buffer, running = self._buffer, self.running
+        buffer, running, pulse = self._buffer, self.running, self._pulse
         performer_of, counts, turn = self._work.performer_of, self._work.counts, 0
         self._waking = False
         while True:
@@ -161,13 +163,17 @@ class Slots:
                 self._idle.append(sleeper)
                 await sleeper
                 self._waking = False
+            began = time.monotonic()
+            if began >= pulse.alive_until:  # what is in hand may have passed to others
+                await pulse.until_alive()
+                continue
             job = buffer.popleft()
             if buffer and not self._waking:
                 self._wake()
             self._busy += 1
             running.add(job)
             item = job.item
-            began = job.began = time.monotonic()
+            job.began = began
             try:
                 performer = performer_of(item)
                 if performer is None or not performer.quick or not _is_simple(item):

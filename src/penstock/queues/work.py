@@ -132,6 +132,7 @@ class Work:
         if is_exact(job.item.meta, job.max_attempts):
             may_run = (await job.hand.begin([job], exactly=True))[0] == 1
         if may_run:
+            await job.hand.pulse.until_alive()  # else it may have passed to others
             await self._perform(job, performer)
         elif not job.hand.lost:
             self.passed_over(job)

@@ -191,10 +191,10 @@ class QueueScripts(ScriptCaller):
         """Become a live worker: the server's ms."""
         return await self.run("join_queue", (keys.workers,), (worker,))
 
-    async def beat_queue(self, *, keys: QueueKeyring, worker: str) -> bool:
+    async def beat_queue(self, *, keys: QueueKeyring, worker: str, paused_ms: int = 0) -> bool:
         """Give a sign of life; False if the worker was given up as dead."""
         silence_ms = round(self._client.settings.queues.silence_s * 1000)
-        return bool(await self.run("beat_queue", (keys.workers,), (worker, silence_ms)))
+        return bool(await self.run("beat_queue", (keys.workers,), (worker, silence_ms, paused_ms)))
 
     async def leave_queue(self, *, keys: QueueKeyring, worker: str) -> int:
         """Stop being a worker: how many jobs were still in hand."""
@@ -202,10 +202,12 @@ class QueueScripts(ScriptCaller):
         return await self.run("leave_queue", places, (worker,))
 
     async def find_dead(
-        self, *, keys: QueueKeyring, silence_ms: int, worker: str = ""
+        self, *, keys: QueueKeyring, silence_ms: int, worker: str = "", paused_ms: int = 0
     ) -> list[bytes]:
         """Give up silent workers: all dead ones whose claims are to be returned."""
-        return await self.run("find_dead", (keys.workers, keys.dead_workers), (silence_ms, worker))
+        return await self.run(
+            "find_dead", (keys.workers, keys.dead_workers), (silence_ms, worker, paused_ms)
+        )
 
     async def reap_claims(
         self, *, keys: QueueKeyring, worker: str, keep_ms: int, jobs: Sequence[Argument]

@@ -1,13 +1,14 @@
 -- beat_queue: give a sign of life to a queue.
 --
--- If the worker's own last sign would have been too long ago, the server was away, or its clock was
--- set forward: nobody else could say more, so the time of all begins now.
+-- A worker whose last sign was too long ago, and that was not given up, goes on. The others get more
+-- time only if none of them gave a sign meanwhile either.
 --
 -- Flags: allow-oom  a full server must drain
 --
 -- KEYS[1]  ZSET  live workers of the queue, by their last sign of life in server ms
 -- ARGV[1]  str   worker
 -- ARGV[2]  int   ms of silence after which a worker is dead
+-- ARGV[3]  int   longest time in ms for which the worker itself was paused since its last sign
 --
 -- Returns   1  noted
 --           0  the worker was given up as dead; nothing written
@@ -15,8 +16,10 @@
 redis.call('ZREM', KEYS[1], '')
 -- Include: time
 -- Include: silence
-local last = redis.call('ZSCORE', KEYS[1], ARGV[1])
+local last, silence_ms = redis.call('ZSCORE', KEYS[1], ARGV[1]), tonumber(ARGV[2])
 if not last then return 0 end
-if tonumber(last) <= now - ARGV[2] then begin_time_anew(KEYS[1], now) end
+if tonumber(last) <= now - silence_ms then
+  extend_silence(KEYS[1], now, silence_ms, tonumber(ARGV[3]))
+end
 redis.call('ZADD', KEYS[1], now, ARGV[1])
 return 1

@@ -1,6 +1,18 @@
--- Lets every worker have given its last sign of life now.
-local function begin_time_anew(workers, now)
-  for _, worker in ipairs(redis.call('ZRANGE', workers, 0, -1)) do
-    redis.call('ZADD', workers, now, worker)
+-- Gives silent workers more time if no worker gave a sign of life within the silence allowed, so that
+-- an outage of the server, or of all workers at once, costs nobody its membership.
+--
+-- If the worker that calls did run meanwhile, the server was away or its clock was set forward: the
+-- others get the time of a whole silence from now. If the caller itself was paused for that long, they
+-- get twice the silence since their last sign. Each gets this once since its last sign: the fraction
+-- of its score says so. A worker that is dead is therefore found, whatever the others do.
+local function extend_silence(workers, now, silence_ms, paused_ms)
+  if redis.call('ZCOUNT', workers, '(' .. now - silence_ms, now) > 0 then return end
+  local found = redis.call('ZRANGEBYSCORE', workers, '-inf', now - silence_ms, 'WITHSCORES')
+  for place = 1, #found, 2 do
+    local last = tonumber(found[place + 1])
+    if last % 1 == 0 then
+      local since = paused_ms < silence_ms and now or last + silence_ms
+      redis.call('ZADD', workers, since + 0.5, found[place])
+    end
   end
 end
