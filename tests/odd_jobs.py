@@ -192,15 +192,15 @@ def check_crashes(item: Item) -> None:
     policy, seen = RetryPolicy(max_attempts=3), item
     for _ in range(8):
         begun = msgspec.structs.replace(seen, meta=msgspec.structs.replace(seen.meta, begun=True))
-        _, verdict, stored, _ = after_crash(
+        outcome = after_crash(
             *(begun, policy, CODEC), queue="q", lane="", worker="w", now_ms=NOW_MS
         )
-        if verdict == "bury":
-            assert read_letter(stored).job == seen.body
+        if outcome.reason is not None:
+            assert read_letter(outcome.stored).job == seen.body
             limit = seen.meta.max_attempts or min(seen.asked_attempts or 3, 3)
             assert seen.fault is not None or seen.meta.attempts + 1 >= limit
             return
-        before, seen = seen, read_item(stored, CODEC)
+        before, seen = seen, read_item(outcome.stored, CODEC)
         assert seen.meta.attempts == before.meta.attempts + 1
     raise AssertionError("it is never buried")
 

@@ -243,15 +243,10 @@ async def test_a_job_that_was_begun_by_a_dead_worker_at_its_limit_is_a_dead_lett
     async def work() -> None:
         attempts.append(1)
 
-    queue, scripts = work.queue, app.redis.scripts
+    queue = work.queue
     job = await work.send()
     for worker in ("dead", "dead too"):
-        (item,) = await claim_as(queue, worker, 1)
-        begun = json.loads(item)
-        begun["_penstock"] = {**begun.get("_penstock", {}), "begun": True}
-        told = ("1", job.id, 1, "", json.dumps(begun))
-        assert await scripts.begin_jobs(keys=queue.keyring, worker=worker, jobs=told) == [1]
-        await scripts.leave_queue(keys=queue.keyring, worker=worker)
+        await _die_with(queue, worker, job.id)
         if worker == "dead":
             await _reap(app, queue)
     await workplace.start(app)
@@ -263,9 +258,83 @@ async def test_a_job_that_was_begun_by_a_dead_worker_at_its_limit_is_a_dead_lett
     assert attempts == []
 
 
-async def _reap(app, queue):
+class Odd(Exception):
+    error_code = "E7"
+    suggestions = ("look again",)
+
+
+async def test_the_record_of_a_crashed_job_tells_of_the_crash_alone(workplace):
+    app = await workplace.open(silence_s=0.4)
+
+    @app.task(queue="mail", status=True, retry=RetryPolicy(max_attempts=3, backoff=Fixed(60)))
+    async def work() -> None:
+        raise Odd("attempt 1")
+
+    queue = work.queue
+    job = await work.send()
+    worker = await workplace.start(app)
+    await eventually(counts(queue, retried=1))
+    await workplace.stop(worker)
+    failed = await record(queue, job.id)
+    assert (failed["error"], failed["error_code"]) == ("attempt 1", "E7")
+    assert "Odd" in failed["traceback"]
+
+    await clock.advance(app, 61)
+    await _die_with(queue, "first", job.id)
+    await _reap(app, queue)
+    said = await record(queue, job.id)
+    assert said["error"] == "attempt 2 ended without an outcome: worker first died"
+    assert (said["status"], said["retry_count"]) == ("queued", "2")
+    assert "reason" not in said
+
+    await _die_with(queue, "second", job.id)
+    reaper = _reaper(app)
+    await eventually(lambda: _is_buried(reaper, queue))
+    said = await record(queue, job.id)
+    assert said["error"] == "attempt 3 ended without an outcome: worker second died"
+    assert (said["status"], said["error_type"], said["reason"]) == ("failed", "Crashed", "crashed")
+    assert said["traceback"] == said["error_code"] == said["suggestions"] == ""
+    view = await job.status()
+    assert (view.traceback, view.error_code, view.suggestions) == ("", "", ())
+
+
+async def test_the_record_of_an_error_without_a_code_has_none_of_an_earlier_one(workplace):
+    app = await workplace.open()
+
+    @app.task(queue="mail", status=True, retry=RetryPolicy(max_attempts=2, backoff=Fixed(0)))
+    async def work() -> None:
+        raise Odd("coded") if current_job().attempt == 1 else LookupError("plain")
+
+    await workplace.start(app)
+    job = await work.send()
+    await job.wait(timeout=5)
+    view = await job.status()
+    assert (view.error, view.error_code, view.suggestions) == ("plain", "", ())
+
+
+async def _die_with(queue, worker, job_id):
+    """Begin the next job as a worker that dies of it."""
+    scripts = queue.client.scripts
+    (item,) = await claim_as(queue, worker, 1)
+    begun = json.loads(item)
+    begun["_penstock"] = {**begun.get("_penstock", {}), "begun": True}
+    told = ("1", job_id, 1, "", json.dumps(begun))
+    assert await scripts.begin_jobs(keys=queue.keyring, worker=worker, jobs=told) == [1]
+    await scripts.leave_queue(keys=queue.keyring, worker=worker)
+
+
+async def _is_buried(reaper, queue):
+    await reaper.reap(await server_ms(queue))
+    return await letters(queue)
+
+
+def _reaper(app):
     (consumer,) = [one for one in app.worker()._work if one.name == "queue mail"]
-    await consumer._reaper.reap(await server_ms(queue))
+    return consumer._reaper
+
+
+async def _reap(app, queue):
+    await _reaper(app).reap(await server_ms(queue))
 
 
 # ---- times

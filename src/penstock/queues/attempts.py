@@ -8,7 +8,7 @@ attempt) each attempt is noted in the claim when it really begins.
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Final, NamedTuple
 
 import msgspec
 
@@ -20,13 +20,13 @@ from penstock.queues.letters import build_letter
 from penstock.redis.codec import Codec
 
 __all__ = [
+    "AfterCrash",
     "after_crash",
     "after_failure",
     "begun_item",
-    "crash_of",
     "is_exact",
     "limit_of",
-    "undecodable_letter",
+    "unreadable_after_crash",
 ]
 
 _TOLD: Final = 10
@@ -80,7 +80,32 @@ def _charged(meta: Meta, job_id: str, trouble: Trouble, *, crashes: int = 0) -> 
     )
 
 
-def crash_of(attempt: int, worker: str, now_ms: int) -> Failure:
+class AfterCrash(NamedTuple):
+    """What becomes of a dead worker's job."""
+
+    job_id: str
+    stored: bytes
+    """The job as it is queued again, or its dead letter."""
+    failure: Failure | None = None
+    """None if the attempt had not begun."""
+    reason: DeathReason | None = None
+    """Why it is a dead letter; None if it is queued again."""
+
+    @property
+    def record_fields(self) -> list[str]:
+        """Names and values for the record of the job: nothing of an earlier attempt is left."""
+        failure = self.failure
+        if failure is None:
+            return []
+        fields = ["error", failure.message or failure.error_class]
+        fields += ("error_type", failure.error_class or "Crashed", "traceback", failure.stack)
+        fields += ("error_code", "", "suggestions", "")
+        if self.reason is not None:
+            return [*fields, "reason", str(self.reason)]
+        return [*fields, "retry_count", str(failure.attempt)]
+
+
+def _crash_of(attempt: int, worker: str, now_ms: int) -> Failure:
     """An attempt that ended with its process."""
     return Failure(
         error_class="",
@@ -101,37 +126,36 @@ def after_crash(
     lane: str,
     worker: str,
     now_ms: int,
-) -> tuple[str, str, bytes, str]:
-    """What becomes of a dead worker's job: its id, 'back' or 'bury', the job or letter, and why."""
+) -> AfterCrash:
+    """What becomes of a dead worker's job: it is queued again or buried, charged or not."""
     meta, limit = item.meta, limit_of(item, policy)
     job_id = item.id or new_id()
+    attempt = min(meta.attempts + 1, MOST_ATTEMPTS)
     if item.fault is not None:
         named = msgspec.structs.replace(item, id=job_id)
-        letter, why = undecodable_letter(
-            named, item.fault, queue=queue, lane=lane, attempts=meta.attempts + 1, now_ms=now_ms
+        return unreadable_after_crash(
+            named, item.fault, queue=queue, lane=lane, attempt=attempt, now_ms=now_ms
         )
-        return job_id, "bury", letter, why
     if is_exact(meta, limit) and not meta.begun:
-        return job_id, "back", item.data, ""
-    attempt = min(meta.attempts + 1, MOST_ATTEMPTS)
-    failure = crash_of(attempt, worker, now_ms)
+        return AfterCrash(job_id, item.data)
+    failure = _crash_of(attempt, worker, now_ms)
     trouble = Trouble(attempt=attempt, at_ms=now_ms, message=failure.message)
     kept = _charged(meta, job_id, trouble, crashes=1)
     if attempt < limit:
-        return job_id, "back", write_item(item, kept, codec), ""
+        return AfterCrash(job_id, write_item(item, kept, codec), failure)
     told = msgspec.structs.replace(kept, history=meta.history)  # the letter adds the failure itself
     named = msgspec.structs.replace(item, id=job_id, meta=told)
     letter = _letter(named, DeathReason.CRASHED, failure, limit, queue=queue, lane=lane)
-    return job_id, "bury", letter, failure.message
+    return AfterCrash(job_id, letter, failure, DeathReason.CRASHED)
 
 
-def undecodable_letter(
-    item: Item, error: Exception, *, queue: str, lane: str, attempts: int, now_ms: int
-) -> tuple[bytes, str]:
-    """The letter of a job that cannot be read, with its bytes as they are; and why."""
-    failure = Failure.of(error, attempts, now_ms)
-    letter = _letter(item, DeathReason.UNDECODABLE, failure, attempts, queue=queue, lane=lane)
-    return letter, failure.message or failure.error_class
+def unreadable_after_crash(
+    item: Item, error: Exception, *, queue: str, lane: str, attempt: int, now_ms: int
+) -> AfterCrash:
+    """Bury a dead worker's job that cannot be read, with its bytes as they are."""
+    failure = Failure.of(error, attempt, now_ms)
+    letter = _letter(item, DeathReason.UNDECODABLE, failure, attempt, queue=queue, lane=lane)
+    return AfterCrash(item.id, letter, failure, DeathReason.UNDECODABLE)
 
 
 def _letter(

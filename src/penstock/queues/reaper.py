@@ -7,12 +7,13 @@ import time
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
+import msgspec
+
 from penstock.delivery.failure_log import Attempt, FailureLog
-from penstock.delivery.failures import Failure
 from penstock.delivery.looking import text
 from penstock.delivery.retries import DeathReason, RetryPolicy
 from penstock.errors import CommandRefused, InvalidName, ScriptFailed
-from penstock.queues.attempts import after_crash, crash_of, limit_of, undecodable_letter
+from penstock.queues.attempts import AfterCrash, after_crash, limit_of, unreadable_after_crash
 from penstock.queues.counts import Counts
 from penstock.queues.hand import claim_number
 from penstock.queues.items import Item, new_id, read_item
@@ -37,10 +38,7 @@ class _Verdict(NamedTuple):
 
     told: Sequence[Argument]
     attempt: Attempt
-    failure: Failure | None = None
-    """None if the attempt had not begun."""
-    reason: DeathReason | None = None
-    """Why it is a dead letter; None if it is queued again."""
+    outcome: AfterCrash
 
 
 class Reaper:
@@ -128,7 +126,9 @@ class Reaper:
                 if data is not None
             ]
             if not surely_dead:
-                verdicts = [one for one in verdicts if one.reason is not DeathReason.CRASHED]
+                verdicts = [
+                    one for one in verdicts if one.outcome.reason is not DeathReason.CRASHED
+                ]
             try:
                 moved += await self._tell(worker, verdicts)
             except REFUSED:
@@ -154,7 +154,7 @@ class Reaper:
         return moved
 
     def _log(self, verdict: _Verdict) -> None:
-        attempt, failure, reason = verdict.attempt, verdict.failure, verdict.reason
+        attempt, (*_, failure, reason) = verdict.attempt, verdict.outcome
         if failure is not None:
             self._failure_log.failed(attempt, failure, None, next_s=None if reason else 0)
         if reason:
@@ -165,27 +165,12 @@ class Reaper:
         queue, lane = self._keys.queue, text(claim.partition(b":")[2])
         try:
             item = read_item(data, self._codec)
-            job_id, verdict, stored, why = after_crash(
-                item,
-                self._policy_of(item),
-                self._codec,
-                queue=queue,
-                lane=lane,
-                worker=worker,
-                now_ms=now_ms,
+            policy = self._policy_of(item)
+            outcome = after_crash(
+                item, policy, self._codec, queue=queue, lane=lane, worker=worker, now_ms=now_ms
             )
             unique = self._keys.unique(item.meta.unique) if item.meta.unique else ""
-            told = [claim, self._keys.record_name(job_id), unique, verdict, stored, why]
-            limit = limit_of(item, self._policy_of(item))
-            attempt = Attempt(job_id, item.meta.attempts + 1, limit, task=item.task)
-            if verdict == "back" and stored is item.data:  # the attempt had not begun
-                return _Verdict(told, attempt)
-            if item.fault is not None:
-                failure = Failure.of(item.fault, attempt.number, now_ms)
-                return _Verdict(told, attempt, failure, DeathReason.UNDECODABLE)
-            failure = crash_of(attempt.number, worker, now_ms)
-            reason = DeathReason.CRASHED if verdict == "bury" else None
-            return _Verdict(told, attempt, failure, reason)
+            limit, task = limit_of(item, policy), item.task
         except Exception as error:  # noqa: BLE001  one job must not keep others in a dead hand
             quiet.error(
                 f"{queue} {type(error).__name__}",
@@ -195,9 +180,15 @@ class Reaper:
                 exc_info=error,
             )
             item = Item(data, id=new_id(), body=data)
-            letter, why = undecodable_letter(
-                item, error, queue=queue, lane=lane, attempts=1, now_ms=now_ms
+            outcome = unreadable_after_crash(
+                item, error, queue=queue, lane=lane, attempt=1, now_ms=now_ms
             )
-            told = [claim, self._keys.record_name(item.id), "", "bury", letter, why]
-            failure = Failure.of(error, 1, now_ms)
-            return _Verdict(told, Attempt(item.id, 1, 1), failure, DeathReason.UNDECODABLE)
+            unique, limit, task = "", 1, ""
+        fields = outcome.record_fields
+        told = (
+            *(claim, self._keys.record_name(outcome.job_id), unique),
+            *("bury" if outcome.reason else "back", outcome.stored),
+            msgspec.json.encode(fields) if fields else "",
+        )
+        attempt = Attempt(outcome.job_id, item.meta.attempts + 1, limit, task=task)
+        return _Verdict(told, attempt, outcome)

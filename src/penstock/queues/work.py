@@ -382,9 +382,11 @@ def _error_fields(failure: Failure, error: Exception | None) -> list[Argument]:
         *("error", _text(failure.message), "error_type", _text(failure.error_class)),
         *("traceback", _text(failure.stack)),
     ]
-    if code := _error_code(error):
+    # What the error of an earlier attempt left there would be taken for this one's.
+    code, suggestions, may_be_left = _error_code(error), _suggestions(error), failure.attempt > 1
+    if code or may_be_left:
         fields += ("error_code", _text(code))
-    if suggestions := _suggestions(error):
+    if suggestions or may_be_left:
         fields += ("suggestions", msgspec.json.encode(suggestions))
     return fields
 

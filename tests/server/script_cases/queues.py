@@ -225,7 +225,7 @@ QUEUES = Engine(
                 "reap_claims",
                 [
                     *("1", "j15", unique(15), "back", job(15), ""),
-                    *("2:a", "j16", unique(16), verdict, job(16), "gone"),
+                    *("2:a", "j16", unique(16), verdict, job(16), '["error","gone"]'),
                 ],
                 worker="z",
                 keep_ms=1000,

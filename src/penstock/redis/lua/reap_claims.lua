@@ -19,7 +19,8 @@
 -- ARGV[4]  str   beginning of the names of the sets of running jobs by lane
 -- ARGV[5]  int   ms for which a final record is kept
 -- ARGV[6..]  str  for each job its claim; its id, '' for none; its unique key, '' for none; 'back' or
---                 'bury'; the job as it is to be queued, or the letter; why it is buried
+--                 'bury'; the job as it is to be queued, or the letter; as a JSON list names and
+--                 values for its record, '' for none
 --
 -- Returns  int  how many jobs were moved, an error if a list is not one and none was; the worker is
 --               forgotten when it has none left
@@ -37,20 +38,21 @@ if stuck then return stuck end
 local side = redis.call('HGET', KEYS[6], 'side') or 'right'
 local moved = 0
 for place = #ARGV - 5, 6, -6 do
-  local claim, id, unique, verdict, item, why = unpack(ARGV, place, place + 5)
+  local claim, id, unique, verdict, item, said = unpack(ARGV, place, place + 5)
   local stays = fault_in('LIST', verdict == 'bury' and KEYS[7] or list_of(KEYS[3], lane_in(claim)))
   stuck = stuck or stays
   if not stays and redis.call('HEXISTS', KEYS[2], claim) == 1 then
-    local record = ARGV[2] .. id
+    local record, fields = ARGV[2] .. id, said ~= '' and cjson.decode(said) or {}
     if verdict == 'bury' then
       redis.call('RPUSH', KEYS[7], item)
       redis.call('HDEL', KEYS[2], claim)
-      close(record, ARGV[3], id, 'failed', now, ARGV[5], {'error', why, 'error_type', 'Crashed'})
+      close(record, ARGV[3], id, 'failed', now, ARGV[5], fields)
       forget(unique, id)
     else
       put(KEYS[3], KEYS[4], KEYS[5], KEYS[6], side, lane_in(claim), item, true)
       redis.call('HDEL', KEYS[2], claim)
       turn(record, ARGV[3], id, 'queued', now)
+      if fields[1] and status_in(record) == 'queued' then redis.call('HSET', record, unpack(fields)) end
     end
     free(ARGV[4], KEYS[4], KEYS[5], KEYS[3], ARGV[1], claim)
     redis.pcall('HINCRBY', KEYS[8], verdict == 'bury' and 'dead' or 'reaped', 1)
