@@ -33,6 +33,42 @@ def die() -> None:
 def add(one: int, other: int) -> int:
     return one + other
 """
+ISOLATED = """
+import asyncio
+import threading
+
+from penstock import InvalidJob, JobContext, NotOpen, current_job
+
+def facts(job: JobContext) -> list[object]:
+    return [job.id, job.queue, job.task, job.attempt, job.max_attempts, job.lane, job.cancelled]
+
+def plain() -> list[object]:
+    return facts(current_job())
+
+async def awaits() -> list[object]:
+    await asyncio.sleep(0)
+    return facts(current_job())
+
+def asks(job: JobContext) -> list[object]:
+    assert repr(job) == repr(current_job())
+    return facts(job)
+
+def counts(pages: int) -> str:
+    job = current_job()
+    for page in range(1, pages + 1):
+        job.report(page, total=pages, chunks=7 * page)
+    asyncio.run(job.progress(note="nearly there"))
+    other = threading.Thread(target=lambda: current_job().report(bytes=12))
+    other.start()
+    other.join()
+    try:
+        job.report(status="done")
+    except InvalidJob as error:
+        return str(error)
+
+def tells_nobody() -> None:
+    current_job().report(1, total=2)
+"""
 SOON = RetryPolicy(max_attempts=3, backoff=Fixed(0.02))
 
 
@@ -321,3 +357,35 @@ async def test_a_function_in_a_process_of_its_own_cannot_take_the_worker_along(
     with pytest.raises(JobFailed):
         await dead.result(timeout=20)
     assert len(await letters(die.queue)) == 1
+
+
+async def test_a_function_in_a_process_of_its_own_knows_its_job_and_reports_progress(
+    workplace, tmp_path, monkeypatch
+):
+    app = await workplace.open()
+    (tmp_path / "isolated.py").write_text(ISOLATED)
+    monkeypatch.syspath_prepend(tmp_path)
+    isolated = importlib.import_module("isolated")
+    options = {"queue": "mail", "isolate": True, "retry": SOON}
+    tasks = [
+        app.task(status=True, **options)(getattr(isolated, name))
+        for name in ("plain", "awaits", "asks")
+    ]
+    counts = app.task(status=True, **options)(isolated.counts)
+    tells_nobody = app.task(**options)(isolated.tells_nobody)
+    await workplace.start(app, concurrency=1)
+    for task in tasks:
+        job = await task.with_options(priority="high").send()
+        facts = await job.result(timeout=20)
+        assert facts == [job.id, "mail", task.name, 1, 3, "high", False]
+    job = await counts.send(5)
+    assert "'status' is a field that Penstock writes" in await job.result(timeout=20)
+    progress = (await job.status()).progress
+    assert (progress.done, progress.total, progress.note) == (5, 5, "nearly there")
+    assert progress.counts == {"chunks": 35, "bytes": 12}
+    await tells_nobody.send()
+    await eventually(lambda: _has_done(app.queue("mail"), 5))
+
+
+async def _has_done(queue, count):
+    return (await counters(queue)).get("done") == count

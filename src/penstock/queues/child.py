@@ -5,7 +5,8 @@ Only there do arguments, results and exceptions travel as pickles; nothing pickl
 
 Each message is a header (kind, peak memory, length) and a body. The parent sends one `Setup`, and
 for each call an `Order` and the arguments. The child answers READY once, and to each order BEGUN,
-when the function is loaded, then DONE or FAILED. The end of the line asks the child to end.
+when the function is loaded, then DONE or FAILED, with any number of REPORTs in between. The end of
+the line asks the child to end.
 """
 
 from __future__ import annotations
@@ -31,21 +32,22 @@ from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any, Final, NamedTuple, Never
 
-__all__ = ["BEGUN", "DONE", "FAILED", "HEADER", "READY", "Failure", "Order", "Setup"]
-__all__ += ["context", "end_with_parent", "frame", "main", "max_rss_kb"]
+__all__ = ["BEGUN", "DONE", "FAILED", "HEADER", "READY", "REPORT", "Failure", "Order", "Setup"]
+__all__ += ["context", "end_with_parent", "frame", "main", "max_rss_kb", "report"]
 
 HEADER: Final = struct.Struct(">cQQ")
 """Kind, the child's peak memory in KiB (0: unknown), length of the body in bytes."""
 
 SETUP, ORDER, ARGUMENTS = b"s", b"o", b"a"
-READY, BEGUN, DONE, FAILED = b"r", b"b", b"d", b"f"
+READY, BEGUN, REPORT, DONE, FAILED = b"r", b"b", b"p", b"d", b"f"
 
 _CHUNK = 1 << 20
 _RESERVE = 4 << 20
 _PR_SET_PDEATHSIG = 1
 _ENDED_BY_PARENT = 128 + signal.SIGTERM
 
-_context: dict[str, Any] | None = None
+_context: object = None
+_server: _Server | None = None
 
 
 class Setup(NamedTuple):
@@ -61,7 +63,7 @@ class Order(NamedTuple):
     module: str
     qualname: str
     main: dict[str, str] | None
-    context: dict[str, Any] | None
+    context: object
 
 
 class Failure(NamedTuple):
@@ -72,9 +74,17 @@ class Failure(NamedTuple):
     trace: str
 
 
-def context() -> dict[str, Any] | None:
+def context() -> object:
     """What the parent gave with the call that runs now; None if nothing, or in no child."""
     return _context
+
+
+def report(told: object) -> bool:
+    """Send something to the parent while its call runs, from any thread; False in no such call."""
+    if _server is None or _context is None:
+        return False
+    _server.send(REPORT, pickle.dumps(told))
+    return True
 
 
 def frame(kind: bytes, body: bytes = b"", peak_kb: int = 0) -> bytes:
@@ -95,8 +105,10 @@ def main(descriptor: int, parent: int) -> None:
     end_with_parent(parent, line)
     with suppress(RuntimeError, AttributeError, ValueError, OSError):  # no usable stderr
         faulthandler.enable()  # a crash says where, and still ends the process by its signal
+    global _server  # noqa: PLW0603  a child serves one parent
+    _server = _Server(line)
     with suppress(EOFError, ConnectionError):
-        _Server(line).serve()
+        _server.serve()
 
 
 def end_with_parent(parent: int, line: socket.socket, *, by_kernel: bool = True) -> None:
@@ -159,6 +171,7 @@ class _Server:
 
     def __init__(self, line: socket.socket) -> None:
         self._line = line
+        self._sending = threading.Lock()
         self._has_main = False
         # Held until memory runs out. Once it is used the parent orders nothing more.
         self._reserve: bytearray | None = bytearray(_RESERVE)
@@ -169,14 +182,14 @@ class _Server:
         _limit_memory(setup.memory_mb)
         # Includes the parent's own peak, which Linux hands down to whom it starts.
         inherited_kb = max_rss_kb(resource.getrusage(resource.RUSAGE_SELF))
-        self._send(READY, pickle.dumps(inherited_kb))
+        self.send(READY, pickle.dumps(inherited_kb))
         while True:
             order: Order = pickle.loads(self._receive())  # noqa: S301  as above
             kind, body = self._carry_out(order, self._receive())
             for stream in (sys.stdout, sys.stderr):
                 with suppress(AttributeError, ValueError, OSError):  # none, closed, broken
                     stream.flush()  # what was printed is seen now, and survives a later crash
-            self._send(kind, body)
+            self.send(kind, body)
 
     def _carry_out(self, order: Order, arguments: bytes) -> tuple[bytes, bytes]:
         global _context  # noqa: PLW0603  a child does one thing at a time
@@ -186,7 +199,7 @@ class _Server:
             args, kwargs = pickle.loads(arguments)  # noqa: S301  as above
             if _hung_up(self._line):
                 sys.exit(_ENDED_BY_PARENT)  # the signal came when it could not yet be understood
-            self._send(BEGUN)
+            self.send(BEGUN)
             return DONE, _pickled_result(_call(function, args, kwargs))
         except SystemExit:
             raise  # the function may end its process, and the parent will say so
@@ -221,8 +234,9 @@ class _Server:
             data += chunk
         return bytes(data)
 
-    def _send(self, kind: bytes, body: bytes = b"") -> None:
-        self._line.sendall(frame(kind, body, _peak_kb()))
+    def send(self, kind: bytes, body: bytes = b"") -> None:
+        with self._sending:
+            self._line.sendall(frame(kind, body, _peak_kb()))
 
 
 def _call(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -65,6 +65,7 @@ class Child:
         self._grace_s = grace_s
         self._begun = asyncio.Event()
         self._answer: asyncio.Future[Answer | None] = self._loop.create_future()
+        self._on_report: Callable[[object], None] | None = None
         self._received = bytearray()
         self._to_send = memoryview(b"")
         self._inherited_kb = self._peak_kb = 0
@@ -79,13 +80,18 @@ class Child:
         self._look_in(_LOOK_S)
         self._send(wire.frame(wire.SETUP, pickle.dumps(wire.Setup(sys.argv, memory_mb))))
 
-    async def call(self, request: bytes, timeout_s: float | None) -> Answer | Ending:
+    async def call(
+        self,
+        request: bytes,
+        timeout_s: float | None,
+        on_report: Callable[[object], None] | None = None,
+    ) -> Answer | Ending:
         """Send an order. `began` tells whether its function was reached.
 
         Where this raises, TimeoutError or for a cancellation, the process has ended.
         """
         self.calls += 1
-        self.at_work, self.began = True, False
+        self.at_work, self.began, self._on_report = True, False, on_report
         self._begun = asyncio.Event()
         self._answer = self._loop.create_future()
         late = f"the function was not loaded within {LOAD_S:g} s"
@@ -199,6 +205,9 @@ class Child:
         self._begun.set()
         if kind == wire.BEGUN:
             self.began = True
+        elif kind == wire.REPORT:
+            if self._on_report is not None:
+                self._on_report(pickle.loads(body))  # noqa: S301  as above
         elif not self._answer.done():
             self.at_work = False
             self._answer.set_result(Answer(kind, body))

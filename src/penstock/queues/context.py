@@ -5,18 +5,20 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping
 from contextvars import ContextVar
-from typing import TYPE_CHECKING
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, cast
 
 from penstock.delivery.looking import text
 from penstock.errors import ClaimLost, InvalidJob, NotOpen
-from penstock.queues.items import Item, new_id
+from penstock.queues import child
+from penstock.queues.items import Item, Meta, new_id
 from penstock.queues.records import OWN_FIELDS
 
 if TYPE_CHECKING:
     from penstock.queues.hand import Hand
     from penstock.redis.wire import Argument
 
-__all__ = ["JobContext", "current_job"]
+__all__ = ["IsolatedJob", "JobContext", "current_job"]
 
 _current: ContextVar[JobContext] = ContextVar("penstock job")
 
@@ -115,9 +117,8 @@ class JobContext:
         """
         if not self.tracked:
             return
+        _check_counts(counts)
         fields = {"progress_done": done, "progress_total": total, "progress_note": note}
-        if wrong := OWN_FIELDS & counts.keys():
-            raise InvalidJob(f"progress: {min(wrong)!r} is a field that Penstock writes")
         pairs: list[Argument] = []
         for name, value in (*fields.items(), *counts.items()):
             if value is not None:
@@ -150,12 +151,75 @@ class JobContext:
                 self.interrupted = self.slot.cancel()
 
 
+class IsolatedJob(JobContext):
+    """The job as its function sees it in the child process of a task with `isolate=`.
+
+    `progress` and `report` pass through the worker, which writes them into the record: they return
+    before that, and of several in quick succession only the last of each field may be written.
+    `cancelled` stays False: the process of a job that is told to stop is ended.
+    """
+
+    __slots__ = ("_facts",)
+
+    def __init__(self, facts: Mapping[str, Any]) -> None:
+        self._facts = facts
+        meta = Meta(tracked=facts["tracked"], headers=facts["headers"])
+        item = Item(b"", id=facts["id"], task=facts["task"], meta=meta)
+        keys = SimpleNamespace(queue=facts["queue"])
+        super().__init__(cast("Hand", SimpleNamespace(keys=keys)), facts["claim"], item)
+        self.attempt, self.max_attempts = facts["attempt"], facts["max_attempts"]
+
+    @classmethod
+    def of(cls, job: JobContext) -> IsolatedJob:
+        """The job for a child process, where it is sent to as a pickle."""
+        return cls(
+            {
+                **{"id": job.id, "queue": job.queue, "task": job.task, "claim": job.claim},
+                **{"attempt": job.attempt, "max_attempts": job.max_attempts},
+                **{"tracked": job.tracked, "headers": dict(job.headers)},
+            }
+        )
+
+    def __reduce__(self) -> tuple[type[IsolatedJob], tuple[Mapping[str, Any]]]:
+        return IsolatedJob, (self._facts,)
+
+    async def progress(
+        self,
+        done: int | None = None,
+        total: int | None = None,
+        note: str | None = None,
+        **counts: float | str,
+    ) -> None:
+        self.report(done, total, note, **counts)
+
+    def report(
+        self,
+        done: int | None = None,
+        total: int | None = None,
+        note: str | None = None,
+        **counts: float | str,
+    ) -> None:
+        if self.tracked:
+            _check_counts(counts)
+            fields = {"done": done, "total": total, "note": note, **counts}
+            if not child.report({name: told for name, told in fields.items() if told is not None}):
+                raise NotOpen(f"job {self.id} is not running in this process")
+
+
 def current_job() -> JobContext:
     """Return the job whose function is running here; `NotOpen` outside of one."""
     try:
         return _current.get()
     except LookupError:
+        job = child.context()
+        if isinstance(job, JobContext):
+            return job
         raise NotOpen("no job is running here: current_job() is for functions of tasks") from None
+
+
+def _check_counts(counts: Mapping[str, object]) -> None:
+    if wrong := OWN_FIELDS & counts.keys():
+        raise InvalidJob(f"progress: {min(wrong)!r} is a field that Penstock writes")
 
 
 set_current = _current.set

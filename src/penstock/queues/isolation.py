@@ -162,7 +162,8 @@ class ChildPool:
         kwargs: dict[str, Any],
         *,
         timeout_s: float | None,
-        context: dict[str, Any] | None = None,
+        context: object = None,
+        on_report: Callable[[object], None] | None = None,
     ) -> Any:
         """Call a function, sync or async, in a child, and return or raise what it does.
 
@@ -172,7 +173,8 @@ class ChildPool:
           and the import of its module do not count). `ChildDied`: the process ended.
         - When either happens, or the caller is cancelled, the child and all processes that it has
           started (and that stayed in its process group) have ended before this returns.
-        - `context` is what `penstock.queues.child.context()` gives in the child.
+        - `context` is what `penstock.queues.child.context()` gives in the child. `on_report` is
+          called with what the function gives to `penstock.queues.child.report()` there.
         """
         module, qualname = place_of(function)
         arguments = pickle.dumps((args, kwargs))
@@ -188,7 +190,7 @@ class ChildPool:
             while True:
                 self._check_open()
                 child = self._take()
-                answer = await child.call(request, timeout_s)
+                answer = await child.call(request, timeout_s, on_report)
                 if isinstance(answer, Answer):
                     return _outcome(answer)
                 self._check_open()

@@ -22,7 +22,8 @@ from penstock.delivery.outcomes import handler_error
 from penstock.delivery.retries import DeathReason, GiveUp, RetryPolicy
 from penstock.errors import DecodeError, EncodeError
 from penstock.queues.attempts import after_failure, is_exact, limit_of
-from penstock.queues.context import OVER, JobContext, set_current
+from penstock.queues.child_reports import ChildReports
+from penstock.queues.context import OVER, IsolatedJob, JobContext, set_current
 from penstock.queues.counts import Counts
 from penstock.queues.hand import PASSED_OVER, Ended
 from penstock.queues.isolation import ChildPool, Isolation
@@ -175,7 +176,8 @@ class Work:
     async def _call(self, job: JobContext, performer: Performer) -> Any:
         args, kwargs = performer.decode(job.item)
         if performer.context_parameter:
-            kwargs[performer.context_parameter] = job
+            isolated = performer.isolation is not None
+            kwargs[performer.context_parameter] = IsolatedJob.of(job) if isolated else job
         async with AsyncExitStack() as around:
             if performer.timeout_s is not None and performer.isolation is None:
                 await around.enter_async_context(asyncio.timeout(performer.timeout_s))
@@ -215,10 +217,14 @@ class Work:
         if isolation not in self._children:
             self._children[isolation] = ChildPool(isolation, size=self._places)
             await self._children[isolation].open()
-        context = {"id": job.id, "queue": job.queue, "attempt": job.attempt}
-        return await self._children[isolation].call(
-            performer.function, *call, timeout_s=performer.timeout_s, context=context
-        )
+        async with ChildReports(job) as reports:
+            return await self._children[isolation].call(
+                performer.function,
+                *call,
+                timeout_s=performer.timeout_s,
+                context=IsolatedJob.of(job),
+                on_report=reports.put,
+            )
 
     async def bury_broken(self, job: JobContext, error: Exception) -> None:
         """Bury a job on which Penstock itself has failed, so that it stops no other job."""
