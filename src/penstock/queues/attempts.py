@@ -16,7 +16,7 @@ from penstock.delivery.failures import Failure
 from penstock.delivery.retries import MOST_ATTEMPTS, DeathReason, RetryPolicy
 from penstock.queues.context import JobContext
 from penstock.queues.items import Item, Meta, Trouble, new_id, write_item
-from penstock.queues.letters import build_letter
+from penstock.queues.letters import build_letter, unread_letter_end
 from penstock.redis.codec import Codec
 
 __all__ = [
@@ -26,6 +26,7 @@ __all__ = [
     "begun_item",
     "is_exact",
     "limit_of",
+    "unread_after_crash",
     "unreadable_after_crash",
 ]
 
@@ -156,6 +157,26 @@ def unreadable_after_crash(
     failure = Failure.of(error, attempt, now_ms)
     letter = _letter(item, DeathReason.UNDECODABLE, failure, attempt, queue=queue, lane=lane)
     return AfterCrash(item.id, letter, failure, DeathReason.UNDECODABLE)
+
+
+def unread_after_crash(
+    deaths: int, worker: str, *, queue: str, lane: str, now_ms: int
+) -> AfterCrash:
+    """Bury a dead worker's job that no worker survived to read."""
+    failure = msgspec.structs.replace(
+        _crash_of(1, worker, now_ms),
+        message=f"worker {worker} died with this job, and then {deaths} that read it to return it",
+    )
+    reason = DeathReason.CRASHED
+    end = unread_letter_end(
+        queue=queue,
+        lane=lane,
+        reason=reason,
+        error=failure.message,
+        attempts=failure.attempt,
+        now_ms=now_ms,
+    )
+    return AfterCrash("", end, failure, reason)
 
 
 def _letter(

@@ -32,6 +32,7 @@ __all__ = [
     "build_letter",
     "job_fields",
     "read_letter",
+    "unread_letter_end",
 ]
 
 HISTORY: Final = 20
@@ -89,6 +90,25 @@ def build_letter(
         item.meta, id=item.id, history=(), raw="", begun=False, first_failed_ms=first_ms
     )
     return _encode(letter)
+
+
+def unread_letter_end(
+    *, queue: str, lane: str, reason: DeathReason, error: str, attempts: int, now_ms: int
+) -> bytes:
+    """Return a letter without its job, which the server puts in front, so that no one reads it."""
+    at = iso_time(_as_ms(now_ms))
+    facts: dict[str, object] = {
+        "error": _text(error),
+        "attempt_count": attempts,
+        "first_failed_at": at,
+        "last_failed_at": at,
+        "queue_name": queue,
+        "lane": lane,
+        "reason": str(reason),
+        "error_type": "Crashed",
+        "buried_ms": now_ms,
+    }
+    return b"," + _encode(facts)[1:]
 
 
 def job_fields(job: bytes) -> dict[str, object]:

@@ -13,7 +13,13 @@ from penstock.delivery.failure_log import Attempt, FailureLog
 from penstock.delivery.looking import text
 from penstock.delivery.retries import DeathReason, RetryPolicy
 from penstock.errors import CommandRefused, InvalidName, ScriptFailed
-from penstock.queues.attempts import AfterCrash, after_crash, limit_of, unreadable_after_crash
+from penstock.queues.attempts import (
+    AfterCrash,
+    after_crash,
+    limit_of,
+    unread_after_crash,
+    unreadable_after_crash,
+)
 from penstock.queues.counts import Counts
 from penstock.queues.hand import claim_number
 from penstock.queues.items import Item, new_id, read_item
@@ -29,6 +35,8 @@ logger = logging.getLogger(__name__)
 quiet = RateLimitedLog(logger)
 
 _AT_ONCE = 100
+_MOST_DEATHS = 3
+"""So many workers may die while they read one job of a dead worker; then it is buried unread."""
 REFUSED = (CommandRefused, ScriptFailed)
 """What stays so when it is tried again: one job or worker has it, the others may not."""
 
@@ -83,7 +91,7 @@ class Reaper:
         self._found_dead = {name: self._found_dead.get(name, now) for name in names}
         for name in names:
             try:
-                returned += await self._give_up(name, now_ms)
+                returned += await self._give_up(name, now_ms, reader=worker)
             except REFUSED as error:
                 refused = error
         self._counts.reaped += returned
@@ -91,7 +99,7 @@ class Reaper:
             raise refused
         return returned
 
-    async def _give_up(self, name: bytes, now_ms: int) -> int:
+    async def _give_up(self, name: bytes, now_ms: int, *, reader: str) -> int:
         """Return all jobs of one dead worker."""
         queue = self._keys.queue
         try:
@@ -102,29 +110,38 @@ class Reaper:
             await self._client.call("ZREM", self._keys.dead_workers, name)
             return 0
         surely = time.monotonic() - self._found_dead[name] >= self._grace_s
-        moved = await self._return_claims(dead, now_ms, surely_dead=surely)
+        moved = await self._return_claims(dead, now_ms, reader=reader, surely_dead=surely)
         level = logging.WARNING if moved else logging.DEBUG
         logger.log(level, "queue %s: worker %s is dead, jobs returned: %d", queue, dead, moved)
         return moved
 
-    async def _return_claims(self, worker: str, now_ms: int, *, surely_dead: bool) -> int:
+    async def _return_claims(
+        self, worker: str, now_ms: int, *, reader: str, surely_dead: bool
+    ) -> int:
         """From the last claimed to the first, so that the first ends up in front.
 
         A worker that was only frozen gives back what it has, not charged, when it wakes up. It gets
         a while for that before a job is buried because of its death.
+
+        If another reader has died meanwhile, it may have died of one of these jobs: each is read by
+        itself then, and one of which readers die again and again is buried unread.
         """
-        key = self._keys.claimed(worker)
-        names: list[bytes] = await self._client.call("HKEYS", key)
-        claims = sorted(names, key=claim_number, reverse=True)
+        open_claims = self._client.scripts.open_claims
+        deaths, *names = await open_claims(keys=self._keys, reader=reader, worker=worker)
+        claims: list[bytes] = sorted(names, key=claim_number, reverse=True)
+        at_once = 1 if deaths else _AT_ONCE
         moved, refused = 0, None
-        for place in range(0, len(claims) or 1, _AT_ONCE):
-            some = claims[place : place + _AT_ONCE][::-1]
-            items: list[bytes | None] = await self._client.call("HMGET", key, *some) if some else []
-            verdicts = [
-                self._verdict(worker, claim, data, now_ms)
-                for claim, data in zip(some, items, strict=True)
-                if data is not None
-            ]
+        for place in range(0, len(claims) or 1, at_once):
+            some = claims[place : place + at_once][::-1]
+            unread = 0
+            if deaths and some:
+                (unread,) = await open_claims(
+                    keys=self._keys, reader=reader, worker=worker, claim=some[0]
+                )
+            if unread >= _MOST_DEATHS:
+                verdicts = [self._unread(worker, some[0], unread, now_ms)]
+            else:
+                verdicts = await self._read(worker, some, now_ms)
             if not surely_dead:
                 verdicts = [
                     one for one in verdicts if one.outcome.reason is not DeathReason.CRASHED
@@ -141,6 +158,16 @@ class Reaper:
             raise refused
         return moved
 
+    async def _read(self, worker: str, claims: Sequence[bytes], now_ms: int) -> list[_Verdict]:
+        if not claims:
+            return []
+        items = await self._client.call("HMGET", self._keys.claimed(worker), *claims)
+        return [
+            self._verdict(worker, claim, data, now_ms)
+            for claim, data in zip(claims, items, strict=True)
+            if data is not None
+        ]
+
     async def _tell(self, worker: str, verdicts: Sequence[_Verdict]) -> int:
         moved = await self._client.scripts.reap_claims(
             keys=self._keys,
@@ -152,6 +179,15 @@ class Reaper:
             for verdict in verdicts:
                 self._log(verdict)
         return moved
+
+    def _unread(self, worker: str, claim: bytes, deaths: int, now_ms: int) -> _Verdict:
+        """Bury a job as it stands in the claims."""
+        lane = text(claim.partition(b":")[2])
+        outcome = unread_after_crash(
+            deaths, worker, queue=self._keys.queue, lane=lane, now_ms=now_ms
+        )
+        told = (claim, "", "", "unread", outcome.stored, "")
+        return _Verdict(told, Attempt("(unread)", 1, 1), outcome)
 
     def _log(self, verdict: _Verdict) -> None:
         attempt, (*_, failure, reason) = verdict.attempt, verdict.outcome

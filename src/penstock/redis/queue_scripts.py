@@ -10,6 +10,8 @@ from penstock.redis.wire import Argument, Reply
 
 __all__ = ["QueueScripts"]
 
+_READERS_KEPT_MS = 86_400_000
+
 
 class QueueScripts(ScriptCaller):
     """Scripts of a queue's producers and workers, as calls.
@@ -206,7 +208,19 @@ class QueueScripts(ScriptCaller):
     ) -> list[bytes]:
         """Give up silent workers: all dead ones whose claims are to be returned."""
         return await self.run(
-            "find_dead", (keys.workers, keys.dead_workers), (silence_ms, worker, paused_ms)
+            "find_dead",
+            (keys.workers, keys.dead_workers, keys.reaping),
+            (silence_ms, worker, paused_ms),
+        )
+
+    async def open_claims(
+        self, *, keys: QueueKeyring, reader: str, worker: str, claim: Argument = ""
+    ) -> list[Reply]:
+        """Note that claims of a dead worker are read: how many died of that; all claims."""
+        return await self.run(
+            "open_claims",
+            (keys.claimed(worker), keys.reaping),
+            (reader, worker, claim, _READERS_KEPT_MS),
         )
 
     async def reap_claims(
@@ -216,7 +230,7 @@ class QueueScripts(ScriptCaller):
         _, *places = self._in_hand(keys, worker)
         return await self.run(
             "reap_claims",
-            (keys.dead_workers, *places, keys.state, keys.dead_letters, keys.counters),
+            (keys.dead_workers, *places, keys.state, keys.dead_letters, keys.counters, keys.reaping),
             (worker, keys.records, keys.indexes, keys.runnings, keep_ms, *jobs),
         )
 

@@ -220,6 +220,11 @@ _QUEUES = (
         ZSET, NEVER, "a worker leaves when its claims are returned", "queues", OURS,
     ),
     Family(
+        "queue.reaping",
+        "penstock:queue:<queue>:reaping", "penstock:queue:{<queue>}:reaping",
+        HASH, ALWAYS, "a worker leaves when it has read; a day", "queues", OURS,
+    ),
+    Family(
         "queue.claimed",
         "penstock:queue:<queue>:claimed:<worker>", "penstock:queue:{<queue>}:claimed:<worker>",
         HASH, NEVER, "a job leaves when finished, or when its worker is dead", "queues", OURS,

@@ -67,6 +67,11 @@ class QueueKeys(FamilyKeys):
         """ZSET: workers given up as dead, whose claims are to be returned."""
         return self._own("dead_workers")
 
+    @property
+    def reaping(self) -> str:
+        """HASH: from worker to the dead worker whose claims it reads, and how many died of that."""
+        return self._own("reaping")
+
     def claimed(self, worker: str) -> str:
         """HASH: from claim to job, for all jobs that a worker has in hand."""
         return self._own(f"claimed:{encode_id('worker', worker)}")

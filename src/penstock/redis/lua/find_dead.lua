@@ -2,12 +2,14 @@
 --
 -- From then on they get and acknowledge nothing. A sign of life from the future is from before the
 -- server's clock was set back: its time begins now. A worker that asks lives, and if it was silent for
--- too long itself, the others may get more time: see beat_queue.
+-- too long itself, the others may get more time: see beat_queue. One that died while it read claims
+-- of another is counted: see open_claims.
 --
 -- Flags: allow-oom  a full server must drain
 --
 -- KEYS[1]  ZSET  live workers of the queue, by their last sign of life in server ms
 -- KEYS[2]  ZSET  dead workers of the queue whose claims are to be returned
+-- KEYS[3]  HASH  which worker reads what of the dead, and how many died while they read it
 -- ARGV[1]  int   ms of silence after which a worker is dead
 -- ARGV[2]  str   the worker that asks, '' for a caller that is not a worker
 -- ARGV[3]  int   longest time in ms for which the worker itself was paused since its last sign
@@ -17,6 +19,7 @@
 redis.call('ZREM', KEYS[1], '')
 -- Include: time
 -- Include: silence
+redis.call('HDEL', KEYS[3], ARGV[2])
 local own, silence_ms = redis.call('ZSCORE', KEYS[1], ARGV[2]), tonumber(ARGV[1])
 if own and tonumber(own) <= now - silence_ms then
   extend_silence(KEYS[1], now, silence_ms, tonumber(ARGV[3]))
@@ -28,5 +31,10 @@ end
 for _, worker in ipairs(redis.call('ZRANGEBYSCORE', KEYS[1], '-inf', now - silence_ms)) do
   redis.call('ZREM', KEYS[1], worker)
   redis.call('ZADD', KEYS[2], now, worker)
+  local what = redis.call('HGET', KEYS[3], worker)
+  if what then
+    redis.call('HDEL', KEYS[3], worker)
+    redis.pcall('HINCRBY', KEYS[3], '!' .. what, 1)
+  end
 end
 return redis.call('ZRANGE', KEYS[2], 0, 99)

@@ -13,13 +13,15 @@
 -- KEYS[6]  HASH  the queue's state
 -- KEYS[7]  LIST  the dead letters
 -- KEYS[8]  HASH  counters
+-- KEYS[9]  HASH  which worker reads what of the dead, and how many died while they read it
 -- ARGV[1]  str   the dead worker
 -- ARGV[2]  str   beginning of the names of records
 -- ARGV[3]  str   beginning of the names of the indexes by state
 -- ARGV[4]  str   beginning of the names of the sets of running jobs by lane
 -- ARGV[5]  int   ms for which a final record is kept
--- ARGV[6..]  str  for each job its claim; its id, '' for none; its unique key, '' for none; 'back' or
---                 'bury'; the job as it is to be queued, or the letter; as a JSON list names and
+-- ARGV[6..]  str  for each job its claim; its id, '' for none; its unique key, '' for none; 'back',
+--                 'bury', or 'unread' to bury it as it stands in the claims; the job as it is to be
+--                 queued, or the letter, or what follows the job in it; as a JSON list names and
 --                 values for its record, '' for none
 --
 -- Returns  int  how many jobs were moved, an error if a list is not one and none was; the worker is
@@ -28,6 +30,7 @@
 -- Include: types
 local fault = fault_in('ZSET', KEYS[1]) or fault_in('HASH', KEYS[2]) or fault_in('LIST', KEYS[4])
   or fault_in('ZSET', KEYS[5]) or fault_in('HASH', KEYS[6]) or fault_in('HASH', KEYS[8])
+  or fault_in('HASH', KEYS[9])
 if fault then return fault end
 redis.call('ZREM', KEYS[1], '')
 -- Include: time
@@ -39,11 +42,15 @@ local side = redis.call('HGET', KEYS[6], 'side') or 'right'
 local moved = 0
 for place = #ARGV - 5, 6, -6 do
   local claim, id, unique, verdict, item, said = unpack(ARGV, place, place + 5)
-  local stays = fault_in('LIST', verdict == 'bury' and KEYS[7] or list_of(KEYS[3], lane_in(claim)))
+  local dies = verdict ~= 'back'
+  local stays = fault_in('LIST', dies and KEYS[7] or list_of(KEYS[3], lane_in(claim)))
   stuck = stuck or stays
   if not stays and redis.call('HEXISTS', KEYS[2], claim) == 1 then
     local record, fields = ARGV[2] .. id, said ~= '' and cjson.decode(said) or {}
-    if verdict == 'bury' then
+    if dies then
+      if verdict == 'unread' then
+        item = '{"original_job":' .. cjson.encode(redis.call('HGET', KEYS[2], claim)) .. item
+      end
       redis.call('RPUSH', KEYS[7], item)
       redis.call('HDEL', KEYS[2], claim)
       close(record, ARGV[3], id, 'failed', now, ARGV[5], fields)
@@ -55,9 +62,13 @@ for place = #ARGV - 5, 6, -6 do
       if fields[1] and status_in(record) == 'queued' then redis.call('HSET', record, unpack(fields)) end
     end
     free(ARGV[4], KEYS[4], KEYS[5], KEYS[3], ARGV[1], claim)
-    redis.pcall('HINCRBY', KEYS[8], verdict == 'bury' and 'dead' or 'reaped', 1)
+    redis.call('HDEL', KEYS[9], '!' .. ARGV[1] .. ' ' .. claim)
+    redis.pcall('HINCRBY', KEYS[8], dies and 'dead' or 'reaped', 1)
     moved = moved + 1
   end
 end
-if redis.call('EXISTS', KEYS[2]) == 0 then redis.call('ZREM', KEYS[1], ARGV[1]) end
+if redis.call('EXISTS', KEYS[2]) == 0 then
+  redis.call('ZREM', KEYS[1], ARGV[1])
+  redis.call('HDEL', KEYS[9], '!' .. ARGV[1])
+end
 return moved == 0 and stuck or moved
