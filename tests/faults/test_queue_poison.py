@@ -135,6 +135,26 @@ async def test_many_poisons_bury_no_innocent(make_queue_crew, valkey_server):
         assert verdict.counts.finished == 400
 
 
+@pytest.mark.parametrize("places", [("hand", "reaper"), ("hand",)], ids=["all", "claims"])
+async def test_a_job_that_kills_who_reads_it_is_buried_alone(
+    make_queue_crew, valkey_server, places
+):
+    """Whoever claims it dies before anything of its claim has begun, or whoever returns it, too."""
+    crew = make_poison_crew(
+        make_queue_crew, valkey_server, max_attempts=2, deadly=("KEEP OUT", *places)
+    )
+    async with crew:
+        await crew.send_many(20, failing=0)
+        poison = await crew.send(text="KEEP OUT")
+        await crew.send_many(20, failing=0)
+        verdict, letters = await run_to_the_end(crew)
+        ((letter_id, reason, _),) = letters
+        assert (letter_id, reason) == (poison, "crashed")
+        assert verdict.counts.finished == 40
+        assert not crew.starts_of(poison)
+        assert not await crew.app.redis.call("EXISTS", crew.keys.suspects)
+
+
 @pytest.mark.torture
 async def test_the_last_chance_of_one_does_not_stop_the_others_for_long(
     make_queue_crew, valkey_server

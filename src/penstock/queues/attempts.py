@@ -4,6 +4,10 @@ A job in hand counts as begun: so a job that kills its worker is charged, althou
 say so. A worker claims ahead of what it runs, and jobs that never ran would be charged, too. That
 happens to a job once at most: from its first crash on (and from the start, if it has a single
 attempt) each attempt is noted in the claim when it really begins.
+
+Some jobs kill a worker before they begin: their mere size, or what decodes them. Such a job is among
+the claims of worker after worker that dies. From the third on it is a suspect, which a worker claims
+alone: if that one dies before the job has begun, the attempt counts.
 """
 
 from __future__ import annotations
@@ -33,6 +37,8 @@ __all__ = [
 _TOLD: Final = 10
 """Failures that travel with a job."""
 _LONGEST_MESSAGE: Final = 300
+_SUSPECT_AFTER: Final = 3
+"""Workers that died with a job in hand, unbegun, before it is claimed alone."""
 
 
 def limit_of(item: Item, policy: RetryPolicy) -> int:
@@ -68,13 +74,16 @@ def after_failure(job: JobContext, failure: Failure) -> Meta:
     return _charged(meta, job.id, trouble)
 
 
-def _charged(meta: Meta, job_id: str, trouble: Trouble, *, crashes: int = 0) -> Meta:
+def _charged(
+    meta: Meta, job_id: str, trouble: Trouble, *, crashes: int = 0, unbegun: int = 0
+) -> Meta:
     """What to remember after an attempt that ended so."""
     return msgspec.structs.replace(
         meta,
         id=job_id,
         attempts=min(trouble.attempt, MOST_ATTEMPTS),
         crashes=min(meta.crashes + crashes, MOST_ATTEMPTS),
+        unbegun=unbegun,
         begun=False,
         first_failed_ms=meta.first_failed_ms or trouble.at_ms,
         history=(*meta.history, trouble)[-_TOLD:],
@@ -91,6 +100,8 @@ class AfterCrash(NamedTuple):
     """None if the attempt had not begun."""
     reason: DeathReason | None = None
     """Why it is a dead letter; None if it is queued again."""
+    is_suspect: bool = False
+    """Whether it is to be claimed alone."""
 
     @property
     def record_fields(self) -> list[str]:
@@ -127,8 +138,12 @@ def after_crash(
     lane: str,
     worker: str,
     now_ms: int,
+    alone: bool = False,
 ) -> AfterCrash:
-    """What becomes of a dead worker's job: it is queued again or buried, charged or not."""
+    """What becomes of a dead worker's job: it is queued again or buried, charged or not.
+
+    `alone` says that it was claimed as a suspect, and the worker died before it began.
+    """
     meta, limit = item.meta, limit_of(item, policy)
     job_id = item.id or new_id()
     attempt = min(meta.attempts + 1, MOST_ATTEMPTS)
@@ -137,13 +152,17 @@ def after_crash(
         return unreadable_after_crash(
             named, item.fault, queue=queue, lane=lane, attempt=attempt, now_ms=now_ms
         )
-    if is_exact(meta, limit) and not meta.begun:
-        return AfterCrash(job_id, item.data)
+    if is_exact(meta, limit) and not meta.begun and not alone:
+        unbegun = min(meta.unbegun + 1, MOST_ATTEMPTS)
+        kept = msgspec.structs.replace(meta, id=job_id, unbegun=unbegun)
+        stored = write_item(item, kept, codec)
+        return AfterCrash(job_id, stored, is_suspect=unbegun >= _SUSPECT_AFTER)
     failure = _crash_of(attempt, worker, now_ms)
     trouble = Trouble(attempt=attempt, at_ms=now_ms, message=failure.message)
-    kept = _charged(meta, job_id, trouble, crashes=1)
+    unbegun = meta.unbegun if alone else 0
+    kept = _charged(meta, job_id, trouble, crashes=1, unbegun=unbegun)
     if attempt < limit:
-        return AfterCrash(job_id, write_item(item, kept, codec), failure)
+        return AfterCrash(job_id, write_item(item, kept, codec), failure, is_suspect=alone)
     told = msgspec.structs.replace(kept, history=meta.history)  # the letter adds the failure itself
     named = msgspec.structs.replace(item, id=job_id, meta=told)
     letter = _letter(named, DeathReason.CRASHED, failure, limit, queue=queue, lane=lane)

@@ -60,7 +60,7 @@ async def find_foreign(client: Client, keys: QueueKeyring) -> list[ForeignKey]:
 def fixed_types(keys: QueueKeyring) -> dict[str, RedisType]:
     """What the keys hold that every queue has."""
     lists = (*map(keys.list_of, FIXED), keys.dead_letters, keys.overflow, keys.ring)
-    hashes = (keys.state, keys.counters, keys.weights, keys.delayed_bodies, keys.reaping)
+    hashes = (keys.state, keys.counters, keys.weights, keys.delayed_bodies, keys.suspects)
     sorted_sets = (keys.workers, keys.dead_workers, keys.parked, keys.delayed, keys.schedule)
     return {
         **dict.fromkeys(lists, RedisType.LIST),

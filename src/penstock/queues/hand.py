@@ -77,6 +77,8 @@ class Hand:
         self.uses_lanes = False
         self.has_cancelled = False
         """Whether there are jobs on the lists that were cancelled."""
+        self.meets_suspects = False
+        """Whether a claim may have stopped at a job that is claimed alone: see `attempts`."""
         self.first_fields: Callable[[JobContext], Sequence[Argument]] | None = None
         """Names and values for the record of a job that another program pushed."""
         self.draining = False
@@ -173,6 +175,7 @@ class Hand:
         self._note_time(now_ms)
         self.next_due_ms = max(0, self.next_due_ms)  # an infinite time comes back as a negative one
         self.uses_lanes, self.has_cancelled = bool(flags & 1), bool(flags & 2)
+        self.meets_suspects = bool(flags & 4)
         jobs = self._taken(first, taken)
         self._note_surplus(held - len(self.jobs) - sum(map(len, self._under_way)))
         strays, self._strays = self._strays, []

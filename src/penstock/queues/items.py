@@ -77,6 +77,8 @@ class Meta(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Attempts that count, all of them over."""
     crashes: Count = 0
     """How often its worker died while it was in hand."""
+    unbegun: Count = 0
+    """How many workers have died since with the job in hand before it began."""
     begun: bool = False
     """Whether the attempt under way has really begun; noted only where it matters."""
     first_failed_ms: Ms = 0

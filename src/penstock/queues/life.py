@@ -273,6 +273,7 @@ class Life:
                 self._news.set()
 
     def _something_ended(self) -> None:
+        self._hint |= self._hand.meets_suspects  # the next one may be claimed now
         self._news.set()
         if self._hand.ended:
             self._ended.set()

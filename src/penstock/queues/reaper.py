@@ -127,7 +127,7 @@ class Reaper:
         itself then, and one of which readers die again and again is buried unread.
         """
         open_claims = self._client.scripts.open_claims
-        deaths, *names = await open_claims(keys=self._keys, reader=reader, worker=worker)
+        deaths, trial, *names = await open_claims(keys=self._keys, reader=reader, worker=worker)
         claims: list[bytes] = sorted(names, key=claim_number, reverse=True)
         at_once = 1 if deaths else _AT_ONCE
         moved, refused = 0, None
@@ -135,13 +135,13 @@ class Reaper:
             some = claims[place : place + at_once][::-1]
             unread = 0
             if deaths and some:
-                (unread,) = await open_claims(
+                unread, _ = await open_claims(
                     keys=self._keys, reader=reader, worker=worker, claim=some[0]
                 )
             if unread >= _MOST_DEATHS:
                 verdicts = [self._unread(worker, some[0], unread, now_ms)]
             else:
-                verdicts = await self._read(worker, some, now_ms)
+                verdicts = await self._read(worker, some, trial, now_ms)
             if not surely_dead:
                 verdicts = [
                     one for one in verdicts if one.outcome.reason is not DeathReason.CRASHED
@@ -158,12 +158,14 @@ class Reaper:
             raise refused
         return moved
 
-    async def _read(self, worker: str, claims: Sequence[bytes], now_ms: int) -> list[_Verdict]:
+    async def _read(
+        self, worker: str, claims: Sequence[bytes], trial: bytes, now_ms: int
+    ) -> list[_Verdict]:
         if not claims:
             return []
         items = await self._client.call("HMGET", self._keys.claimed(worker), *claims)
         return [
-            self._verdict(worker, claim, data, now_ms)
+            self._verdict(worker, claim, data, now_ms, alone=claim == trial)
             for claim, data in zip(claims, items, strict=True)
             if data is not None
         ]
@@ -190,20 +192,27 @@ class Reaper:
         return _Verdict(told, Attempt("(unread)", 1, 1), outcome)
 
     def _log(self, verdict: _Verdict) -> None:
-        attempt, (*_, failure, reason) = verdict.attempt, verdict.outcome
+        attempt, (_, _, failure, reason, _) = verdict.attempt, verdict.outcome
         if failure is not None:
             self._failure_log.failed(attempt, failure, None, next_s=None if reason else 0)
         if reason:
             self._failure_log.buried(attempt, reason, failure, letter_id=attempt.id)
 
-    def _verdict(self, worker: str, claim: bytes, data: bytes, now_ms: int) -> _Verdict:
+    def _verdict(
+        self, worker: str, claim: bytes, data: bytes, now_ms: int, *, alone: bool
+    ) -> _Verdict:
         """What becomes of one job. One on which we fail ourselves is buried as it is."""
         queue, lane = self._keys.queue, text(claim.partition(b":")[2])
         try:
             item = read_item(data, self._codec)
             policy = self._policy_of(item)
             outcome = after_crash(
-                item, policy, self._codec, queue=queue, lane=lane, worker=worker, now_ms=now_ms
+                *(item, policy, self._codec),
+                queue=queue,
+                lane=lane,
+                worker=worker,
+                now_ms=now_ms,
+                alone=alone,
             )
             unique = self._keys.unique(item.meta.unique) if item.meta.unique else ""
             limit, task = limit_of(item, policy), item.task
@@ -223,7 +232,8 @@ class Reaper:
         fields = outcome.record_fields
         told = (
             *(claim, self._keys.record_name(outcome.job_id), unique),
-            *("bury" if outcome.reason else "back", outcome.stored),
+            *("bury" if outcome.reason else "suspect" if outcome.is_suspect else "back",),
+            outcome.stored,
             msgspec.json.encode(fields) if fields else "",
         )
         attempt = Attempt(outcome.job_id, item.meta.attempts + 1, limit, task=task)

@@ -32,6 +32,7 @@ def requeued_item(letter: QueueLetter, codec: Codec) -> tuple[Item, bytes]:
         id="" if own_id else item.id,
         attempts=0,
         crashes=0,
+        unbegun=0,
         begun=False,
         parked_ms=0,
         expires_ms=0,  # whoever queues it again wants it to run

@@ -10,7 +10,7 @@ from penstock.redis.wire import Argument, Reply
 
 __all__ = ["QueueScripts"]
 
-_READERS_KEPT_MS = 86_400_000
+_SUSPECTS_KEPT_MS = 86_400_000
 
 
 class QueueScripts(ScriptCaller):
@@ -109,7 +109,7 @@ class QueueScripts(ScriptCaller):
             (
                 *(keys.workers, keys.claimed(worker), keys.waiting, keys.ring, keys.parked),
                 *(keys.delayed, keys.delayed_bodies, keys.state, keys.counters, keys.weights),
-                keys.cancelled,
+                *(keys.cancelled, keys.suspects),
             ),
             (
                 *(worker, first, most, keys.records, keys.indexes, keys.runnings, keys.claims),
@@ -123,7 +123,7 @@ class QueueScripts(ScriptCaller):
         """Note that jobs are about to run: for each 1 to run it, 2 if cancelled, 0 if not."""
         return await self.run(
             "begin_jobs",
-            (keys.workers, keys.claimed(worker), keys.cancelled),
+            (keys.workers, keys.claimed(worker), keys.cancelled, keys.suspects),
             (worker, keys.records, keys.indexes, *jobs),
         )
 
@@ -209,18 +209,18 @@ class QueueScripts(ScriptCaller):
         """Give up silent workers: all dead ones whose claims are to be returned."""
         return await self.run(
             "find_dead",
-            (keys.workers, keys.dead_workers, keys.reaping),
+            (keys.workers, keys.dead_workers, keys.suspects),
             (silence_ms, worker, paused_ms),
         )
 
     async def open_claims(
         self, *, keys: QueueKeyring, reader: str, worker: str, claim: Argument = ""
     ) -> list[Reply]:
-        """Note that claims of a dead worker are read: how many died of that; all claims."""
+        """Note that claims of a dead worker are read: how many died of that, its trial, claims."""
         return await self.run(
             "open_claims",
-            (keys.claimed(worker), keys.reaping),
-            (reader, worker, claim, _READERS_KEPT_MS),
+            (keys.claimed(worker), keys.suspects),
+            (reader, worker, claim, _SUSPECTS_KEPT_MS),
         )
 
     async def reap_claims(
@@ -230,8 +230,11 @@ class QueueScripts(ScriptCaller):
         _, *places = self._in_hand(keys, worker)
         return await self.run(
             "reap_claims",
-            (keys.dead_workers, *places, keys.state, keys.dead_letters, keys.counters, keys.reaping),
-            (worker, keys.records, keys.indexes, keys.runnings, keep_ms, *jobs),
+            (keys.dead_workers, *places, keys.state, keys.dead_letters, keys.counters, keys.suspects),
+            (
+                *(worker, keys.records, keys.indexes, keys.runnings, keep_ms, _SUSPECTS_KEPT_MS),
+                *jobs,
+            ),
         )
 
     async def cancel_job(

@@ -57,6 +57,7 @@ class Crew:
             "timeout_s": None,
             "clock_s": 0.0,
             "crash": "",
+            "deadly": (),
             "worker": {"poll_s": 0.2, "grace_s": 10.0},
             "timeouts": {"connect_s": 2.0, "command_s": 2.0},
             **options,

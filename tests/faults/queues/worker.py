@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import ctypes
+import importlib
 import json
 import os
 import signal
@@ -20,6 +21,7 @@ from penstock.errors import ServerError
 from penstock.queues.context import JobContext
 from penstock.queues.hand import Hand
 from penstock.queues.isolation import Isolation
+from penstock.queues.items import read_item
 from penstock.settings import QueueSettings, Settings, TimeoutSettings, WorkerSettings
 from penstock.testing.history import Recorder, payload_hash
 
@@ -200,6 +202,18 @@ def handle_apart(orders: dict) -> int:
     return orders["n"]
 
 
+def plant_poison(text: str = "", *places: str) -> None:
+    """Let the process end when it reads a job with this text, in one of these modules."""
+
+    def read_and_die(data, codec):
+        if text.encode() in data:
+            os._exit(3)
+        return read_item(data, codec)
+
+    for place in places:
+        importlib.import_module(f"penstock.queues.{place}").read_item = read_and_die
+
+
 def die(meant: dict) -> None:
     if meant.get("exit"):
         os._exit(3)
@@ -224,6 +238,7 @@ async def work(told: dict) -> int:
         diary.watch()
         diary.record(app.redis.scripts)
         plant_crash(app.redis.scripts, told["crash"])
+        plant_poison(*told["deadly"])
         shift_clock(told["clock_s"])
         queue = app.queue(QUEUE, **told["queue"])
         tasks = Tasks(diary, recorder, told["work_s"])

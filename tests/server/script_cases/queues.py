@@ -52,7 +52,7 @@ def populate(client: Client, now: int) -> list[tuple[Argument, ...]]:
         ("HSET", k.delayed_bodies, "j10", "ba\n" + job(10), "j11", "b\n" + job(11)),
         ("ZADD", k.workers, now + DAY_MS, "w"),
         ("ZADD", k.dead_workers, now, "z"),
-        ("HSET", k.reaping, "w", "z", "!z", 1),
+        ("HSET", k.suspects, "w", "z", "!z", 1, "?w", "2:a", "?z", "1"),
         ("HSET", k.claimed("w"), "1", job(12), "2:a", job(13), "3", job(14)),
         ("HSET", k.claimed("z"), "1", job(15), "2:a", job(16)),
         ("SADD", f"{k.runnings}a", "w 2:a", "z 2:a"),
@@ -231,7 +231,7 @@ QUEUES = Engine(
                 worker="z",
                 keep_ms=1000,
             )
-            for verdict in ("back", "bury", "unread")
+            for verdict in ("back", "suspect", "bury", "unread")
         ],
         "hand_over": [
             with_unique(

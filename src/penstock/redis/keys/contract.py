@@ -220,9 +220,9 @@ _QUEUES = (
         ZSET, NEVER, "a worker leaves when its claims are returned", "queues", OURS,
     ),
     Family(
-        "queue.reaping",
-        "penstock:queue:<queue>:reaping", "penstock:queue:{<queue>}:reaping",
-        HASH, ALWAYS, "a worker leaves when it has read; a day", "queues", OURS,
+        "queue.suspects",
+        "penstock:queue:<queue>:suspects", "penstock:queue:{<queue>}:suspects",
+        HASH, ALWAYS, "they leave when the job has begun or ended; a day", "queues", OURS,
     ),
     Family(
         "queue.claimed",

@@ -34,7 +34,7 @@ class QueueKeyring:
     delayed_bodies: str
     workers: str
     dead_workers: str
-    reaping: str
+    suspects: str
     cancelled: str
     schedule: str
     audit: str
@@ -64,7 +64,7 @@ class QueueKeyring:
             delayed_bodies=own.delayed_bodies,
             workers=own.workers,
             dead_workers=own.dead_workers,
-            reaping=own.reaping,
+            suspects=own.suspects,
             cancelled=own.cancelled,
             schedule=own.schedule,
             audit=own.audit,

@@ -68,9 +68,9 @@ class QueueKeys(FamilyKeys):
         return self._own("dead_workers")
 
     @property
-    def reaping(self) -> str:
-        """HASH: from worker to the dead worker whose claims it reads, and how many died of that."""
-        return self._own("reaping")
+    def suspects(self) -> str:
+        """HASH: jobs that workers may have died of, and which worker reads or tries which."""
+        return self._own("suspects")
 
     def claimed(self, worker: str) -> str:
         """HASH: from claim to job, for all jobs that a worker has in hand."""

@@ -6,6 +6,7 @@
 -- KEYS[1]  ZSET  live workers of the queue
 -- KEYS[2]  HASH  the worker's claims
 -- KEYS[3]  SET   jobs that were cancelled while they waited
+-- KEYS[4]  HASH  jobs that workers may have died of, and which worker reads or tries which
 -- ARGV[1]  str   worker
 -- ARGV[2]  str   beginning of the names of records
 -- ARGV[3]  str   beginning of the names of the indexes by state
@@ -72,7 +73,11 @@ for place = 4, #ARGV, 5 do
       begun[#begun + 1] = id
     end
   end
-  if verdict == 1 and item ~= '' then redis.call('HSET', KEYS[2], claim, item) end
+  if verdict == 1 and item ~= '' then
+    redis.call('HSET', KEYS[2], claim, item)
+    local trial = '?' .. ARGV[1]
+    if redis.pcall('HGET', KEYS[4], trial) == claim then redis.call('HDEL', KEYS[4], trial) end
+  end
   answer[#answer + 1] = verdict
 end
 for status, ids in pairs(from) do redis.call('ZREM', ARGV[3] .. status, unpack(ids)) end

@@ -20,6 +20,7 @@
 -- KEYS[9]  HASH  counters
 -- KEYS[10] HASH  weights of fair lanes
 -- KEYS[11] SET   jobs that were cancelled while they waited
+-- KEYS[12] HASH  jobs that workers may have died of, and which worker reads or tries which
 -- ARGV[1]  str   worker
 -- ARGV[2]  int   number of the first claim
 -- ARGV[3]  int   most jobs to take
@@ -30,8 +31,8 @@
 -- ARGV[8..]  str  claims that are done
 --
 -- Returns  list  the server's ms; ms at which the next job is due, or 0; how many claims the worker
---                has; 1 if lanes are in use, 2 if jobs on the lists were cancelled, or both added;
---                then each lane and a list of jobs taken from it, whose
+--                has; 1 if lanes are in use, 2 if jobs on the lists were cancelled, 4 if there may be
+--                suspects, or their sum; then each lane and a list of jobs taken from it, whose
 --                claims are numbered in this order: '17' in the plain list, '17:high' in a lane
 --          int   -1  the worker was given up as dead; nothing was done
 
@@ -120,9 +121,38 @@ if facts[5] and left > 0 then
   left = math.max(0, math.min(left, tonumber(facts[5]) - running))
 end
 
+-- Include: suspects
 local pop, freed = side == 'left' and 'RPOP' or 'LPOP', 0
+local is_careful = redis.call('EXISTS', KEYS[12]) == 1 and not fault_in('HASH', KEYS[12])
+if is_careful then answer[4] = answer[4] + 4 end
+
+-- How many of the next jobs may be taken: those in front of the first suspect, or that one alone if
+-- the worker has taken nothing else in this call and has no other on trial.
+local function harmless(lane, most)
+  local from, to = 0, most - 1
+  if side == 'left' then from, to = -most, -1 end
+  local items = redis.pcall('LRANGE', list_of(waiting, lane), from, to)
+  for place = 1, #items do
+    local item = items[side == 'left' and #items + 1 - place or place]
+    local name = suspect_name(item)
+    if redis.call('HEXISTS', KEYS[12], name) == 1 then
+      if place > 1 then return place - 1 end
+      local claim = redis.call('HGET', KEYS[12], '?' .. ARGV[1])
+      if #answer > 4 or claim and redis.call('HEXISTS', KEYS[2], claim) == 1 then return 0 end
+      return 1, name
+    end
+  end
+  return most
+end
+
 local function take(lane, most)
   if most <= 0 or (facts[8] and string.find(facts[8], '<' .. lane .. '>', 1, true)) then return 0 end
+  local suspect
+  if is_careful then
+    if left <= 0 then return 0 end
+    most, suspect = harmless(lane, math.min(most, left))
+    if most == 0 then return 0 end
+  end
   local items = redis.pcall(pop, list_of(waiting, lane), most)
   if not items or items.err then return 0 end
   local claims = {}
@@ -135,6 +165,11 @@ local function take(lane, most)
   redis.call('HSET', KEYS[2], unpack(claims))
   answer[#answer + 1], answer[#answer + 2] = lane, items
   left = left - #items
+  if suspect then
+    redis.call('HSET', KEYS[12], '?' .. ARGV[1], claims[1])
+    redis.call('HDEL', KEYS[12], suspect)
+    left = 0
+  end
   return #items
 end
 
@@ -178,6 +213,8 @@ local function take_fairly(most)
       credit = 0
     elseif credit <= 0 then
       redis.call('LMOVE', ring, ring, 'LEFT', 'RIGHT')
+    elseif got == 0 then
+      break  -- a suspect is in front
     end
   end
   if credit ~= begun_with then redis.call('HSET', KEYS[8], 'credit', credit) end
@@ -232,7 +269,7 @@ if facts[3] and freed > 0 then
   local stored = redis.pcall('HINCRBY', KEYS[8], 'bytes', -freed)
   if type(stored) == 'table' or stored < 0 then redis.call('HSET', KEYS[8], 'bytes', 0) end
 end
-if answer[4] >= 2 and left > 0 and not facts[8] and redis.call('EXISTS', ring, parked) == 0
+if answer[4] % 4 >= 2 and not is_careful and left > 0 and not facts[8] and redis.call('EXISTS', ring, parked) == 0
   and not fault_in('SET', KEYS[11]) then
   redis.call('DEL', KEYS[11])  -- nothing waits on a list any more, so nothing there is cancelled
 end

@@ -9,7 +9,7 @@
 --
 -- KEYS[1]  ZSET  live workers of the queue, by their last sign of life in server ms
 -- KEYS[2]  ZSET  dead workers of the queue whose claims are to be returned
--- KEYS[3]  HASH  which worker reads what of the dead, and how many died while they read it
+-- KEYS[3]  HASH  jobs that workers may have died of, and which worker reads or tries which
 -- ARGV[1]  int   ms of silence after which a worker is dead
 -- ARGV[2]  str   the worker that asks, '' for a caller that is not a worker
 -- ARGV[3]  int   longest time in ms for which the worker itself was paused since its last sign

@@ -13,16 +13,17 @@
 -- KEYS[6]  HASH  the queue's state
 -- KEYS[7]  LIST  the dead letters
 -- KEYS[8]  HASH  counters
--- KEYS[9]  HASH  which worker reads what of the dead, and how many died while they read it
+-- KEYS[9]  HASH  jobs that workers may have died of, and which worker reads or tries which
 -- ARGV[1]  str   the dead worker
 -- ARGV[2]  str   beginning of the names of records
 -- ARGV[3]  str   beginning of the names of the indexes by state
 -- ARGV[4]  str   beginning of the names of the sets of running jobs by lane
 -- ARGV[5]  int   ms for which a final record is kept
--- ARGV[6..]  str  for each job its claim; its id, '' for none; its unique key, '' for none; 'back',
---                 'bury', or 'unread' to bury it as it stands in the claims; the job as it is to be
---                 queued, or the letter, or what follows the job in it; as a JSON list names and
---                 values for its record, '' for none
+-- ARGV[6]  int   ms for which suspects are remembered
+-- ARGV[7..]  str  for each job its claim; its id, '' for none; its unique key, '' for none; 'back',
+--                 'suspect' to queue it as one that is taken alone, 'bury', or 'unread' to bury it as
+--                 it stands in the claims; the job as it is to be queued, or the letter, or what
+--                 follows the job in it; as a JSON list names and values for its record, '' for none
 --
 -- Returns  int  how many jobs were moved, an error if a list is not one and none was; the worker is
 --               forgotten when it has none left
@@ -36,13 +37,14 @@ redis.call('ZREM', KEYS[1], '')
 -- Include: time
 -- Include: records
 -- Include: lanes
+-- Include: suspects
 local stuck = fault_in_indexes(ARGV[3])
 if stuck then return stuck end
 local side = redis.call('HGET', KEYS[6], 'side') or 'right'
 local moved = 0
-for place = #ARGV - 5, 6, -6 do
+for place = #ARGV - 5, 7, -6 do
   local claim, id, unique, verdict, item, said = unpack(ARGV, place, place + 5)
-  local dies = verdict ~= 'back'
+  local dies = verdict == 'bury' or verdict == 'unread'
   local stays = fault_in('LIST', dies and KEYS[7] or list_of(KEYS[3], lane_in(claim)))
   stuck = stuck or stays
   if not stays and redis.call('HEXISTS', KEYS[2], claim) == 1 then
@@ -58,6 +60,10 @@ for place = #ARGV - 5, 6, -6 do
     else
       put(KEYS[3], KEYS[4], KEYS[5], KEYS[6], side, lane_in(claim), item, true)
       redis.call('HDEL', KEYS[2], claim)
+      if verdict == 'suspect' then
+        redis.call('HSET', KEYS[9], suspect_name(item), 1)
+        redis.call('PEXPIRE', KEYS[9], ARGV[6])
+      end
       turn(record, ARGV[3], id, 'queued', now)
       if fields[1] and status_in(record) == 'queued' then redis.call('HSET', record, unpack(fields)) end
     end
@@ -69,6 +75,6 @@ for place = #ARGV - 5, 6, -6 do
 end
 if redis.call('EXISTS', KEYS[2]) == 0 then
   redis.call('ZREM', KEYS[1], ARGV[1])
-  redis.call('HDEL', KEYS[9], '!' .. ARGV[1])
+  redis.call('HDEL', KEYS[9], '!' .. ARGV[1], '?' .. ARGV[1])
 end
 return moved == 0 and stuck or moved
