@@ -101,9 +101,7 @@ async def test_a_worker_that_was_paused_starts_nothing_that_it_had_claimed_ahead
     make_queue_crew, valkey_server, kind
 ):
     """Others have run those jobs by the time it wakes up."""
-    crew = make_queue_crew(
-        valkey_server.url, kind=kind, queues={"silence_s": 0.5, "beat_s": 0.1}
-    )
+    crew = make_queue_crew(valkey_server.url, kind=kind, queues={"silence_s": 0.5, "beat_s": 0.1})
     async with crew:
         (sleeper,) = await crew.hire()
         await crew.at_work(sleeper)

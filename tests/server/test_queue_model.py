@@ -38,7 +38,11 @@ def test_jobs_are_in_one_place_however_long_one_looks(machine):
     ("name", "text", "instead"),
     [
         ("retry_job", "redis.call('HDEL', KEYS[2], ARGV[5])", ""),
-        ("reap_claims", "redis.call('HDEL', KEYS[2], claim)\n      turn(", "turn("),
+        (
+            "reap_claims",
+            "redis.call('HDEL', KEYS[2], claim)\n      if verdict == 'suspect'",
+            "if verdict == 'suspect'",
+        ),
         (
             "claim_jobs",
             "redis.call('SADD', ARGV[6] .. lane",

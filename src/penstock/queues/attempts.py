@@ -5,8 +5,8 @@ say so. A worker claims ahead of what it runs, and jobs that never ran would be 
 happens to a job once at most: from its first crash on (and from the start, if it has a single
 attempt) each attempt is noted in the claim when it really begins.
 
-Some jobs kill a worker before they begin: their mere size, or what decodes them. Such a job is among
-the claims of worker after worker that dies. From the third on it is a suspect, which a worker claims
+Some jobs kill a worker before they begin: their mere size, or what decodes them. Such a job is in
+the hands of worker after worker that dies. From the third on it is a suspect, which a worker claims
 alone: if that one dies before the job has begun, the attempt counts.
 """
 

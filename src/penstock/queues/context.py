@@ -174,9 +174,14 @@ class IsolatedJob(JobContext):
         """The job for a child process, where it is sent to as a pickle."""
         return cls(
             {
-                **{"id": job.id, "queue": job.queue, "task": job.task, "claim": job.claim},
-                **{"attempt": job.attempt, "max_attempts": job.max_attempts},
-                **{"tracked": job.tracked, "headers": dict(job.headers)},
+                "id": job.id,
+                "queue": job.queue,
+                "task": job.task,
+                "claim": job.claim,
+                "attempt": job.attempt,
+                "max_attempts": job.max_attempts,
+                "tracked": job.tracked,
+                "headers": dict(job.headers),
             }
         )
 

@@ -45,8 +45,9 @@ class _Verdict(NamedTuple):
     """What becomes of a dead worker's job: as the script takes it, and as it is logged."""
 
     told: Sequence[Argument]
-    attempt: Attempt
     outcome: AfterCrash
+    attempt: Attempt | None = None
+    """None for a job that was not read: nothing is known of it."""
 
 
 class Reaper:
@@ -189,10 +190,14 @@ class Reaper:
             deaths, worker, queue=self._keys.queue, lane=lane, now_ms=now_ms
         )
         told = (claim, "", "", "unread", outcome.stored, "")
-        return _Verdict(told, Attempt("(unread)", 1, 1), outcome)
+        return _Verdict(told, outcome)
 
     def _log(self, verdict: _Verdict) -> None:
         attempt, (_, _, failure, reason, _) = verdict.attempt, verdict.outcome
+        if attempt is None:
+            why = failure and failure.message
+            logger.error("queue %s: a job is now a dead letter, unread: %s", self._keys.queue, why)
+            return
         if failure is not None:
             self._failure_log.failed(attempt, failure, None, next_s=None if reason else 0)
         if reason:
@@ -237,4 +242,4 @@ class Reaper:
             msgspec.json.encode(fields) if fields else "",
         )
         attempt = Attempt(outcome.job_id, item.meta.attempts + 1, limit, task=task)
-        return _Verdict(told, attempt, outcome)
+        return _Verdict(told, outcome, attempt)

@@ -230,7 +230,14 @@ class QueueScripts(ScriptCaller):
         _, *places = self._in_hand(keys, worker)
         return await self.run(
             "reap_claims",
-            (keys.dead_workers, *places, keys.state, keys.dead_letters, keys.counters, keys.suspects),
+            (
+                keys.dead_workers,
+                *places,
+                keys.state,
+                keys.dead_letters,
+                keys.counters,
+                keys.suspects,
+            ),
             (
                 *(worker, keys.records, keys.indexes, keys.runnings, keep_ms, _SUSPECTS_KEPT_MS),
                 *jobs,

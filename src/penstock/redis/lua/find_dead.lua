@@ -34,7 +34,9 @@ for _, worker in ipairs(redis.call('ZRANGEBYSCORE', KEYS[1], '-inf', now - silen
   local what = redis.call('HGET', KEYS[3], worker)
   if what then
     redis.call('HDEL', KEYS[3], worker)
-    redis.pcall('HINCRBY', KEYS[3], '!' .. what, 1)
+    if redis.call('ZSCORE', KEYS[2], string.match(what, '^[^\n]*')) then
+      redis.pcall('HINCRBY', KEYS[3], '!' .. what, 1)
+    end
   end
 end
 return redis.call('ZRANGE', KEYS[2], 0, 99)

@@ -15,7 +15,7 @@
 --                '' for none; then, of all, the names of the claims
 
 redis.call('HDEL', KEYS[2], '')
-local what = ARGV[3] == '' and ARGV[2] or ARGV[2] .. ' ' .. ARGV[3]
+local what = ARGV[3] == '' and ARGV[2] or ARGV[2] .. '\n' .. ARGV[3]
 if ARGV[1] ~= '' then
   redis.call('HSET', KEYS[2], ARGV[1], what)
   redis.call('PEXPIRE', KEYS[2], ARGV[4])

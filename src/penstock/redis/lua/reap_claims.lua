@@ -68,7 +68,7 @@ for place = #ARGV - 5, 7, -6 do
       if fields[1] and status_in(record) == 'queued' then redis.call('HSET', record, unpack(fields)) end
     end
     free(ARGV[4], KEYS[4], KEYS[5], KEYS[3], ARGV[1], claim)
-    redis.call('HDEL', KEYS[9], '!' .. ARGV[1] .. ' ' .. claim)
+    redis.call('HDEL', KEYS[9], '!' .. ARGV[1] .. '\n' .. claim)
     redis.pcall('HINCRBY', KEYS[8], dies and 'dead' or 'reaped', 1)
     moved = moved + 1
   end
