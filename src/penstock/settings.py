@@ -181,6 +181,9 @@ class TopicSettings(Group):
     """A consumer silent for this long loses its partitions; renewed five times as often."""
     balance_s: Annotated[float, Meta(ge=0.01, le=60)] = 0.5
     """How often a consumer looks for partitions to take or to give up."""
+    endless_lease_s: Annotated[float, Meta(ge=0.2, le=86_400)] = 60.0
+    """A lease without expiry, left by a Java consumer that died while it took the partition, is
+    taken over after it was seen unchanged for this long."""
     fetch: Annotated[int, Meta(ge=1, le=10_000)] = 2_000
     """Most messages of one read, over all partitions."""
     max_inflight: Annotated[int, Meta(ge=1, le=1_000_000)] = 8_000

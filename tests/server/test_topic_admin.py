@@ -19,7 +19,7 @@ from penstock.redis.codec import Codec
 from penstock.redis.node import Role
 from penstock.settings import CodecSettings, Settings, TimeoutSettings
 from penstock.topics.admin import TopicAdmin
-from penstock.topics.facts import Retention, read_facts
+from penstock.topics.facts import Retention, open_partitions, read_facts
 from penstock.topics.letters import bury
 from penstock.topics.message import Message, Source
 from penstock.topics.registration import register_group
@@ -392,7 +392,7 @@ async def test_a_topic_deleted_while_it_grows_leaves_nothing_either(client, admi
     await admin.create("orders", 2)
     meta = client.keys.topic("orders").meta
     await client.scripts.begin_growth(meta=meta, partitions=4, hold_ms=0)
-    await client.scripts.open_partition(stream=stream(client, 3))
+    await open_partitions(client, "orders", range(3, 4))
     await admin.delete("orders")
     assert await all_keys(client, namespace) == set()
 

@@ -16,6 +16,7 @@ from penstock.redis.node import Role
 from penstock.redis.script import load_script
 from penstock.testing.binaries import SERVER_NAMES
 from penstock.testing.eventually import eventually
+from penstock.topics.facts import open_partitions
 
 from .model.desk import GROUP, Desk
 
@@ -299,7 +300,7 @@ async def test_repeating_what_was_done_changes_nothing(desk):
     assert await desk.bury(ids[3]) == letter
     assert (await desk.publish(once="k", body=b"large"))[1] == 0
     assert await desk.register("$") == 0
-    assert await desk.scripts.open_partition(stream=desk.keys.stream) is False
+    await open_partitions(desk.client, desk.topic, range(1))
     assert await desk.trim() == [0, 0, 0]
     assert await desk.move() == [0, -1]
     assert await desk.stored() == before

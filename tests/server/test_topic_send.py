@@ -24,7 +24,7 @@ from penstock.redis.client import Client
 from penstock.redis.codec import Codec
 from penstock.settings import CodecSettings, Settings, TopicSettings
 from penstock.testing.eventually import eventually
-from penstock.topics.facts import Retention
+from penstock.topics.facts import Retention, open_partitions
 from penstock.topics.message import Outgoing
 from penstock.topics.partitioners import Crc32, RoundRobin
 from penstock.topics.topic import Topic
@@ -379,7 +379,8 @@ async def test_a_server_without_memory_refuses_and_stores_nothing(
             assert [type(outcome) for outcome in caught.value.outcomes] == [OutOfMemory] * 2
             server.command("CONFIG", "SET", "maxmemory", "0")
             assert len(await all_entries(client, partitions=1)) == 1
-            assert not [key for key in await keys_of(client) if b":p:0:" in key or b"delay" in key]
+            left = {key for key in await keys_of(client) if b":p:0:" in key or b"delay" in key}
+            assert left == {client.keys.partition("orders", 0).counters.encode()}
             await topic.close()
 
 
@@ -414,8 +415,7 @@ async def test_a_topic_that_grew_is_used_in_full_soon(topic_client, make_topic):
     topic = make_topic(partitions=1)
     await topic.send(1)
     meta = topic_client.keys.topic("orders").meta
-    stream = topic_client.keys.partition("orders", 1).stream
-    await topic_client.scripts.open_partition(stream=stream)
+    await open_partitions(topic_client, "orders", range(1, 2))
     await topic_client.call("HSET", meta, "partitionCount", 2, "generation", 2)
 
     async def placed_in_the_new_one():
@@ -446,8 +446,7 @@ async def test_sends_are_held_while_a_growing_topic_changes_over(topic_client, m
     await eventually(held)
     before = len(await all_entries(topic_client, partitions=1))
     waiting = asyncio.create_task(topic.send(3, headers={"x-force-partition-id": "1"}))
-    stream = topic_client.keys.partition("orders", 1).stream
-    await topic_client.scripts.open_partition(stream=stream)
+    await open_partitions(topic_client, "orders", range(1, 2))
     assert len(await all_entries(topic_client, partitions=1)) == before
     await topic_client.call("HSET", meta, "partitionCount", 2, "generation", 2)
     await topic_client.call("HDEL", meta, "growing", "switchAt")

@@ -17,9 +17,26 @@ class TopicScripts(ScriptCaller):
         """Note a new topic, or return the facts of the one that is there."""
         return await self.run("create_topic", (meta,), (partitions, life, options))
 
-    async def open_partition(self, *, stream: str) -> bool:
-        """Make sure that the stream is there; whether it was made."""
-        return bool(await self.run("open_partition", (stream,), ()))
+    async def open_partition(
+        self,
+        *,
+        stream: str,
+        counters: str,
+        epochs: str,
+        commit: str,
+        payloads: str,
+        delayed: str,
+        delayed_bodies: str,
+        dedup: str,
+        dedup_times: str,
+        life: str,
+        payload_prefix: str,
+        count: int,
+    ) -> int:
+        """Make sure that the stream is there: 1 it was made, 0 it was there, 2 call again."""
+        keys = (stream, counters, epochs, commit, payloads, delayed, delayed_bodies)
+        keys = (*keys, dedup, dedup_times)
+        return await self.run("open_partition", keys, (life, payload_prefix, count))
 
     async def register_group(
         self, *, stream: str, epochs: str, commit: str, group: str, start: str

@@ -23,6 +23,7 @@ from penstock.topics.facts import Facts, Options, Retention, ensure_topic, read_
 from penstock.topics.following import follow_topic
 from penstock.topics.growth import grow_topic
 from penstock.topics.identity import place_id
+from penstock.topics.java_consumers import refuse_live_java_consumers
 from penstock.topics.looking import as_dict, ask_typed, text
 from penstock.topics.partitioners import Partitioner
 from penstock.topics.pending import list_pending
@@ -162,14 +163,18 @@ class TopicAdmin:
             totals = [total + more for total, more in zip(totals, done, strict=True)]
         return Trimmed(dropped=totals[0], lost=totals[1], freed=totals[2])
 
-    async def grow(self, name: str, partitions: int) -> None:
+    async def grow(self, name: str, partitions: int, *, force: bool = False) -> None:
         """Give a topic more partitions while it is used; the order of each key is kept.
 
         Producers hold their messages for a moment, groups first handle what came before. Takes
         three times `topics.refresh_s` and a round trip for each partition. If it fails half-way
         producers go on waiting: call it again with the same number. `TopicError` if the number is
-        not larger than what the topic has.
+        not larger than what the topic has; and if consumers of the Java library read the topic now,
+        unless `force`: each of their groups gets a message without payload from each partition.
         """
+        if not force:
+            facts = await read_facts(self._client, name)
+            await refuse_live_java_consumers(self._client, name, facts.partitions)
         await grow_topic(self._client, name, partitions)
 
     async def adopt(

@@ -1,14 +1,19 @@
-"""Payloads as those see them who look: unpacked and cut, or found where they are stored beside."""
+"""Payloads that are stored outside the stream, and payloads for display: decoded, truncated."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import msgspec
 
 from penstock.delivery.payloads import SHOWN_BYTES, PayloadView, show_bytes
-from penstock.errors import DecodeError
+from penstock.errors import DecodeError, ServerError
 from penstock.redis.client import Client
 from penstock.redis.codec import Codec
 from penstock.redis.keys.topics import PartitionKeys
+from penstock.redis.wire import Command
+from penstock.topics.java_payloads import is_java_payload, unquoted
 from penstock.topics.looking import ask_typed
 from penstock.topics.message import (
     ORIGINAL_SIZE,
@@ -20,12 +25,20 @@ from penstock.topics.message import (
 
 __all__ = [
     "SHOWN_BYTES",
+    "ShownBody",
     "body_key",
     "fetch_body",
+    "fetch_shown",
+    "only_reference",
     "payload_prefix",
+    "show_body",
     "show_payload",
     "without_reference",
 ]
+
+_FETCHED = 8 * 1024 * 1024
+"""For display, payloads of more bytes are fetched in part."""
+_REFERENCE = frozenset({STORAGE_TYPE, PAYLOAD_REF, ORIGINAL_SIZE})
 
 
 def payload_prefix(keys: PartitionKeys) -> str:
@@ -46,20 +59,71 @@ def body_key(keys: PartitionKeys, headers: Mapping[str, str]) -> str | None:
 
 def without_reference(headers: Mapping[str, str]) -> dict[str, str]:
     """Headers but those that say where the payload is."""
-    about = {STORAGE_TYPE, PAYLOAD_REF, ORIGINAL_SIZE}
-    return {name: value for name, value in headers.items() if name not in about}
+    return {name: value for name, value in headers.items() if name not in _REFERENCE}
+
+
+def only_reference(headers: Mapping[str, str]) -> dict[str, str]:
+    """Those headers that say where the payload is."""
+    return {name: value for name, value in headers.items() if name in _REFERENCE}
 
 
 async def fetch_body(client: Client, message: Message) -> bytes | None:
     """Payload that a message refers to; None if it refers to none, or if it is gone.
 
-    One round trip, none if there is no reference.
+    One that the Java library stored is listed among ours, so that it is freed when every group is
+    past its message. One round trip, none if there is no reference.
     """
-    key = body_key(client.keys.partition(message.topic, message.partition), message.all_headers)
+    keys = client.keys.partition(message.topic, message.partition)
+    key = body_key(keys, message.all_headers)
     if key is None:
         return None
-    (body,) = await ask_typed(client, [("GET", key)])
-    return body
+    if not is_java_payload(key):
+        (body,) = await ask_typed(client, [("GET", key)])
+        return body
+    name = key.removeprefix(payload_prefix(keys))
+    member = f"{name} {message.entry_id.decode()}"
+    command: Command = ("ZADD", keys.payloads, "NX", message.sent_ms, member)
+    # A full server refuses to list it; then it is freed later, as an orphan.
+    body, _ = await client.pipeline([("GET", key), command])
+    if isinstance(body, ServerError):
+        (body,) = await ask_typed(client, [("GET", key)])
+    return body and unquoted(body, 1)
+
+
+@dataclass(frozen=True, slots=True)
+class ShownBody:
+    """A payload that is stored outside the stream, or the beginning of it."""
+
+    data: bytes
+    size: int
+
+
+async def fetch_shown(
+    client: Client, keys: Sequence[str | None], most_bytes: int
+) -> list[ShownBody | None]:
+    """Payloads for display; None where there is none (any more). Two round trips, or none."""
+    wanted = [key for key in keys if key is not None]
+    lengths = await ask_typed(client, [("STRLEN", key) for key in wanted])
+    sizes = {key: size or 0 for key, size in zip(wanted, lengths, strict=True)}
+    ends = {key: -1 if size <= _FETCHED else most_bytes - 1 for key, size in sizes.items()}
+    parts = await ask_typed(client, [("GETRANGE", key, 0, end) for key, end in ends.items()])
+    bodies: dict[str, ShownBody] = {}
+    for key, part in zip(ends, parts, strict=True):
+        if sizes[key]:
+            whole = part and is_java_payload(key) and len(part) == sizes[key]
+            data = unquoted(part, 1) if whole else part
+            bodies[key] = ShownBody(data, len(data) if whole else sizes[key])
+    return [None if key is None else bodies.get(key) for key in keys]
+
+
+def show_body(
+    codec: Codec, raw: bytes | None, body: ShownBody | None, most_bytes: int = SHOWN_BYTES
+) -> PayloadView:
+    """Payload for display: `body` if it is stored outside the stream, else `raw`."""
+    view = show_payload(codec, raw if body is None else body.data, most_bytes)
+    if body is not None and body.size > len(body.data):
+        return msgspec.structs.replace(view, size=body.size, is_cut=True)
+    return view
 
 
 def show_payload(codec: Codec, raw: bytes | None, most_bytes: int = SHOWN_BYTES) -> PayloadView:

@@ -4,20 +4,24 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-
-import msgspec
 
 from penstock.delivery.stored import whole_number
 from penstock.errors import InvalidMessage
 from penstock.redis.client import Client
 from penstock.redis.codec import Codec
 from penstock.redis.wire import Command
-from penstock.topics.bodies import SHOWN_BYTES, body_key, show_payload, without_reference
+from penstock.topics.bodies import (
+    SHOWN_BYTES,
+    ShownBody,
+    body_key,
+    fetch_shown,
+    show_body,
+    without_reference,
+)
 from penstock.topics.facts import read_facts
 from penstock.topics.identity import MESSAGE_ID, identify, position_in
-from penstock.topics.looking import ask, ask_typed, id_numbers, text
+from penstock.topics.looking import ask, id_numbers, text
 from penstock.topics.message import (
     HEADERS,
     KEY,
@@ -27,26 +31,17 @@ from penstock.topics.message import (
     decode_headers,
     field_of,
     is_marker,
+    without_retry_quotes,
 )
 from penstock.topics.views import BrowsePage, MessageView
 
 __all__ = ["Place", "browse_topic", "show_entries", "show_entry"]
 
 _MOST = 1_000
-_FETCHED = 8 * 1024 * 1024
-"""Payloads of more bytes, stored beside the stream, are fetched in part."""
 
 _CURSOR = re.compile(r"([0-9]{1,20})-([0-9]{1,20})/([0-9]{1,6})")
 Place = tuple[tuple[int, int], int]
 """Where a message stands among those of all partitions: id, partition."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Body:
-    """A payload that was stored beside the stream, or the beginning of it."""
-
-    data: bytes
-    size: int
 
 
 async def browse_topic(
@@ -99,7 +94,11 @@ async def show_entries(
     most_bytes: int = SHOWN_BYTES,
 ) -> list[MessageView]:
     """Entries as people see them. Two round trips if payloads are stored beside, else none."""
-    bodies = await _bodies(client, topic, entries, most_bytes)
+    keys = [
+        body_key(client.keys.partition(topic, index), decode_headers(field_of(fields, HEADERS)))
+        for (_, index), fields in entries
+    ]
+    bodies = await fetch_shown(client, keys, most_bytes)
     return [
         show_entry(codec, place, fields, body, most_bytes)
         for (place, fields), body in zip(entries, bodies, strict=True)
@@ -107,13 +106,13 @@ async def show_entries(
 
 
 def show_entry(
-    codec: Codec, place: Place, fields: Fields, body: _Body | None, most_bytes: int
+    codec: Codec, place: Place, fields: Fields, body: ShownBody | None, most_bytes: int
 ) -> MessageView:
     """One entry as people see it; `body` is its payload, if that is stored beside."""
     (ms, sequence), partition = place
-    payload = show_payload(codec, body.data if body else field_of(fields, PAYLOAD), most_bytes)
-    if body and body.size > len(body.data):
-        payload = msgspec.structs.replace(payload, size=body.size, is_cut=True)
+    raw = field_of(fields, PAYLOAD)
+    raw = raw and without_retry_quotes(raw, fields)
+    payload = show_body(codec, raw, body, most_bytes)
     key, target = field_of(fields, KEY), field_of(fields, TARGET_GROUP)
     texts = [text(part) for part in fields]
     return MessageView(
@@ -127,25 +126,6 @@ def show_entry(
         barrier=whole_number(fields[1]) if is_marker(fields) else None,
         fields=dict(zip(texts[::2], texts[1::2], strict=False)) if payload.is_missing else None,
     )
-
-
-async def _bodies(
-    client: Client, topic: str, shown: Sequence[tuple[Place, Fields]], most_bytes: int
-) -> list[_Body | None]:
-    """Payloads that are stored beside the stream; None where there is none (any more)."""
-    places: list[str | None] = []
-    for (_, index), fields in shown:
-        headers = decode_headers(field_of(fields, HEADERS))
-        places.append(body_key(client.keys.partition(topic, index), headers))
-    keys = [key for key in places if key is not None]
-    lengths = await ask_typed(client, [("STRLEN", key) for key in keys])
-    sizes = {key: size or 0 for key, size in zip(keys, lengths, strict=True)}
-    ends = {key: -1 if size <= _FETCHED else most_bytes - 1 for key, size in sizes.items()}
-    parts = await ask_typed(client, [("GETRANGE", key, 0, end) for key, end in ends.items()])
-    bodies = {
-        key: _Body(part, sizes[key]) for key, part in zip(ends, parts, strict=True) if sizes[key]
-    }
-    return [None if key is None else bodies.get(key) for key in places]
 
 
 def _bound(bound: str | datetime) -> str:

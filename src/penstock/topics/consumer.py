@@ -24,6 +24,7 @@ from penstock.topics.facts import Facts, read_facts
 from penstock.topics.foreign_keys import find_foreign
 from penstock.topics.handlers import as_handler
 from penstock.topics.held import Counts, Held, Item
+from penstock.topics.java_sweep import PayloadSweep
 from penstock.topics.keyed import KeyedRunner
 from penstock.topics.message import Message, Source
 from penstock.topics.ownership import RENEWALS_PER_LEASE, Ownership
@@ -236,14 +237,26 @@ class Consumer(Service):
     async def _tidy_for_ever(self) -> None:
         """Apply retention and free large payloads, in the partitions we own.
 
-        Who owns the first one sees to the dead letters.
+        The owner of the first one sees to the dead letters, and to the Java library's lists.
         """
+        sweep = PayloadSweep(self._client, self.topic.name)
         while True:
             await asyncio.sleep(self._client.settings.topics.janitor_s)
             try:
                 options = (await read_facts(self._client, self.topic.name)).options
                 for index in self.partitions:
-                    await trim_partition(self._client, self.topic.name, index, options.retention)
+                    _, lost, _ = await trim_partition(
+                        self._client, self.topic.name, index, options.retention
+                    )
+                    if lost:
+                        quiet.error(
+                            f"{self.name} lost",
+                            "partition %d of %s: %d messages were dropped before every group had "
+                            "read them, by a hard cap or by another program's MAXLEN",
+                            *(index, self.topic.name, lost),
+                        )
+                if 0 in self.partitions and not self._client.keys.cluster:
+                    await sweep.run()
                 if 0 in self.partitions and options.dead_letters.is_set:
                     letters = DeadLetters(self._client, self.topic.codec, self.topic.name)
                     await letters.trim(

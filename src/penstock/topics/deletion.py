@@ -117,15 +117,19 @@ def _is_name(group: str) -> bool:
 
 
 async def _drop_payloads(client: Client, topic: str) -> None:
-    """Remove large payloads that the Java library has listed."""
+    """Remove large payloads of messages and dead letters that the Java library has listed."""
     keys = client.keys.topic(topic)
-    listed = [text(key) for key in await client.call("SMEMBERS", keys.payload_index)]
-    ours = [key for key in listed if _belongs(client, key, topic, "partition.payload")]
-    await _unlink(client, ours)
     times = client.keys.topics().payload_times
-    for start in range(0, len(ours), _KEYS_AT_ONCE):
-        await client.call("ZREM", times, *ours[start : start + _KEYS_AT_ONCE])
-    await _unlink(client, [keys.payload_index])
+    for index, family in (
+        (keys.payload_index, "partition.payload"),
+        (keys.letter_payload_index, "topic.letter_payload"),
+    ):
+        listed = [text(key) for key in await client.call("SMEMBERS", index)]
+        ours = [key for key in listed if _belongs(client, key, topic, family)]
+        await _unlink(client, ours)
+        for start in range(0, len(ours), _KEYS_AT_ONCE):
+            await client.call("ZREM", times, *ours[start : start + _KEYS_AT_ONCE])
+        await _unlink(client, [index])
 
 
 async def _drop_java_retries(client: Client, topic: str) -> None:

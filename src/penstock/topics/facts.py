@@ -18,6 +18,7 @@ from penstock.redis.wire import Reply
 __all__ = ["MOST_PARTITIONS", "Facts", "Options", "Retention", "ensure_topic", "read_facts"]
 
 MOST_PARTITIONS = 4096
+_BODIES_LEFT, _BODIES_AT_ONCE = 2, 500
 
 quiet = RateLimitedLog(logging.getLogger(__name__))
 
@@ -104,16 +105,38 @@ async def ensure_topic(
     facts = await _ask(client, topic, partitions=count, options=options)
     if partitions is not None and facts.partitions != partitions:
         raise TopicMismatch(topic, facts.partitions, partitions)
-    await open_partitions(client, topic, range(facts.partitions))
+    await open_partitions(client, topic, range(facts.partitions), facts.life)
     streams = [client.keys.partition(topic, index).stream for index in range(facts.partitions)]
     await client.call("SADD", keys.partitions, *streams)
     return facts
 
 
-async def open_partitions(client: Client, topic: str, indexes: range) -> None:
-    """Make the streams that are not there."""
+async def open_partitions(
+    client: Client, topic: str, indexes: range, life: str | None = None
+) -> None:
+    """Make the streams that are not there, and remove what an earlier life of the topic left."""
+    if life is None:
+        life = (await read_facts(client, topic)).life
     for index in indexes:
-        await client.scripts.open_partition(stream=client.keys.partition(topic, index).stream)
+        keys = client.keys.partition(topic, index)
+        while (
+            await client.scripts.open_partition(
+                stream=keys.stream,
+                counters=keys.counters,
+                epochs=keys.epochs,
+                commit=keys.commit,
+                payloads=keys.payloads,
+                delayed=keys.delayed,
+                delayed_bodies=keys.delayed_bodies,
+                dedup=keys.dedup,
+                dedup_times=keys.dedup_times,
+                life=life,
+                payload_prefix=keys.payload("_").removesuffix("_"),
+                count=_BODIES_AT_ONCE,
+            )
+            == _BODIES_LEFT
+        ):
+            pass
 
 
 async def _ask(client: Client, topic: str, *, partitions: int, options: Options | None) -> Facts:

@@ -34,7 +34,7 @@ def _of_topic(client: Client, topic: str, groups: list[str]) -> dict[str, str]:
     keys = client.keys.topic(topic)
     return {
         **dict.fromkeys((keys.meta, keys.groups, keys.dlq_index, keys.java_retry_lock), _HASH),
-        **dict.fromkeys((keys.partitions, keys.payload_index), _SET),
+        **dict.fromkeys((keys.partitions, keys.payload_index, keys.letter_payload_index), _SET),
         **dict.fromkeys((keys.dlq, keys.audit), _STREAM),
         **dict.fromkeys((keys.java_retry, *map(keys.members, groups)), _ZSET),
         **dict.fromkeys(map(keys.member_info, groups), _HASH),

@@ -101,13 +101,20 @@ class Known:
                 return  # another one asked meanwhile
             asked_at = time.monotonic()
             if self._made:
-                facts = await read_facts(self._client, self._topic)
+                facts = await self._read()
             else:
                 facts = await ensure_topic(
                     self._client, self._topic, self._partitions, self._options
                 )
                 self._made = True
             self._note(asked_at, facts)
+
+    async def _read(self) -> Facts:
+        """Read the facts; if the topic was deleted and made again, see to its partitions first."""
+        facts, before = await read_facts(self._client, self._topic), self._snapshot
+        if before is not None and before.facts.life != facts.life:
+            return await ensure_topic(self._client, self._topic)
+        return facts
 
     def _note(self, asked_at: float, facts: Facts) -> None:
         ends_at = asked_at + self._refresh_s
@@ -126,6 +133,6 @@ class Known:
         try:
             async with self._asking:
                 asked_at = time.monotonic()
-                self._note(asked_at, await read_facts(self._client, self._topic))
+                self._note(asked_at, await self._read())
         except PenstockError:
             return

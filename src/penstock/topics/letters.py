@@ -25,12 +25,14 @@ from penstock.delivery.times import iso_time
 from penstock.errors import TopicMissing
 from penstock.redis.client import Client
 from penstock.redis.codec import Codec
-from penstock.topics.bodies import SHOWN_BYTES, fetch_body, show_payload
+from penstock.topics.bodies import SHOWN_BYTES, ShownBody, body_key, fetch_body, show_body
 from penstock.topics.identity import MESSAGE_ID, identify
+from penstock.topics.java_payloads import unquoted
 from penstock.topics.message import (
     HEADERS,
     KEY,
     PAYLOAD,
+    PAYLOAD_REF,
     STORAGE_TYPE,
     STORED_BESIDE,
     Fields,
@@ -114,20 +116,45 @@ class Letter:
         """The payload; None if the message had none, or if it is only referred to."""
         if b"fields" in self.raw or self.headers.get(STORAGE_TYPE) == STORED_BESIDE:
             return None
-        return self.raw.get(PAYLOAD)
+        payload = self.raw.get(PAYLOAD)
+        if payload is None or b"attempts" in self.raw:
+            return payload
+        return unquoted(payload, self.number("retryCount") or 0)  # written by the Java library
 
     @property
     def index_field(self) -> str:
         return index_field(self.group or "", self.text("partitionId") or "", self.entry_id)
 
-    def view(self, codec: Codec, most_bytes: int = SHOWN_BYTES) -> LetterView:
+    @property
+    def stored_headers(self) -> dict[str, str]:
+        """Headers of the message; where the letter keeps the whole entry, those in it."""
+        if self.fields is None:
+            return self.headers
+        return decode_headers(self.fields.get("headers", "").encode())
+
+    def body_key(self, client: Client, topic: str) -> str | None:
+        """Key of a payload that is stored outside the letter; None if the letter has it itself."""
+        key = body_key(client.keys.partition(topic, self.partition), self.stored_headers)
+        return key or self.java_body_key(client, topic)
+
+    def java_body_key(self, client: Client, topic: str) -> str | None:
+        """The same of a payload that the Java library stored for this letter alone."""
+        if self.stored_headers.get(STORAGE_TYPE) != STORED_BESIDE:
+            return None
+        key = self.stored_headers.get(PAYLOAD_REF, "")
+        prefix = client.keys.topic(topic).letter_payload("_").removesuffix("_")
+        return key if key.startswith(prefix) else None
+
+    def view(
+        self, codec: Codec, most_bytes: int = SHOWN_BYTES, body: ShownBody | None = None
+    ) -> LetterView:
         return LetterView(
             id=self.id,
             buried_ms=self.buried_ms,
             topic=self.text("originalTopic") or "",
             partition=self.partition,
             message_id=self.message_id,
-            payload=show_payload(codec, self.payload, most_bytes),
+            payload=show_body(codec, self.payload, body, most_bytes),
             key=self.text("key"),
             headers=self.headers,
             attempts=self.number("attempts") or (self.number("retryCount") or 0) + 1,
@@ -192,7 +219,7 @@ def letter_fields(
     max_attempts: int | None = None,
 ) -> list[str | bytes]:
     """Return the fields of a message's dead letter, names and values in turn."""
-    payload = message.body if message.body is not None else field_of(message.fields, PAYLOAD)
+    payload = message.stored_payload
     letter: dict[str, str | bytes] = {
         "originalTopic": message.topic,
         "payload": b"" if payload is None else payload,

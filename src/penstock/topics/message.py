@@ -8,10 +8,21 @@ from typing import Any, Final
 
 import msgspec
 
+from penstock.delivery.stored import whole_number
 from penstock.errors import DecodeError, InvalidMessage
 from penstock.topics.identity import MESSAGE_ID, identify
+from penstock.topics.java_payloads import unquoted
 
-__all__ = ["Fields", "Message", "Outgoing", "Source", "encode_headers", "field_of", "is_marker"]
+__all__ = [
+    "Fields",
+    "Message",
+    "Outgoing",
+    "Source",
+    "encode_headers",
+    "field_of",
+    "is_marker",
+    "without_retry_quotes",
+]
 
 Fields = list[bytes]
 """Names and values in turn, as the server returns an entry."""
@@ -119,14 +130,20 @@ class Message:
         return decode_headers(field_of(self.fields, HEADERS))
 
     @property
-    def raw_payload(self) -> bytes:
-        """The payload as it is stored, or `DecodeError` if there is none."""
+    def stored_payload(self) -> bytes | None:
+        """The payload as its producer stored it; None if the entry has none."""
         if self.body is not None:
             return self.body
         raw = self.fields[1] if self.fields[0] == PAYLOAD else field_of(self.fields, PAYLOAD)
+        return raw and without_retry_quotes(raw, self.fields)
+
+    @property
+    def raw_payload(self) -> bytes:
+        """The same, or `DecodeError` if there is none."""
+        raw = self.stored_payload
         if raw is None:
             raise DecodeError("the entry has no field 'payload'", msgspec.json.encode(self.shown()))
-        if not raw and self.all_headers.get(STORAGE_TYPE) == STORED_BESIDE:
+        if not raw and self.body is None and self.all_headers.get(STORAGE_TYPE) == STORED_BESIDE:
             raise DecodeError("the payload is not where the headers say", raw)
         return raw
 
@@ -154,6 +171,13 @@ def field_of(fields: Fields, name: bytes) -> bytes | None:
         if fields[place] == name:
             return fields[place + 1]
     return None
+
+
+def without_retry_quotes(payload: bytes, fields: Fields) -> bytes:
+    """A payload without the quotes that the Java library put around it with each retry."""
+    if payload[:1] != b'"' or (retries := field_of(fields, RETRY_COUNT)) is None:
+        return payload
+    return unquoted(payload, whole_number(retries))
 
 
 def decode_headers(text: bytes | None) -> dict[str, str]:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import os
 import socket
 import time
 import uuid
 from collections.abc import Callable
+from typing import NamedTuple
 
 import msgspec
 
@@ -17,7 +19,7 @@ from penstock.redis.client import Client
 from penstock.redis.scripts import Scripts
 from penstock.redis.wire import Command
 from penstock.topics.claim import Claim
-from penstock.topics.facts import Facts, read_facts
+from penstock.topics.facts import Facts, open_partitions, read_facts
 from penstock.topics.held import Counts, Held
 from penstock.topics.looking import text
 from penstock.topics.message import Source
@@ -32,6 +34,15 @@ logger = logging.getLogger(__name__)
 
 RENEWALS_PER_LEASE = 5
 _NOT_REGISTERED = -1
+_NO_TTL = -1
+
+
+class _Lease(NamedTuple):
+    """A lease as it was found."""
+
+    owner: str | None
+    ends_at: float
+    """By our monotonic clock; infinite without TTL."""
 
 
 class Ownership:
@@ -65,8 +76,10 @@ class Ownership:
             pin=subscription.pin,
         )
         self._ttl_s = client.settings.topics.lease_ttl_s
+        self._endless_s = client.settings.topics.endless_lease_s
         self._facts: Facts | None = None
-        self._strangers: dict[str, float] = {}
+        self._strangers: dict[int, tuple[_Lease, float]] = {}
+        """Leases of owners that are not members, by partition; since when they are unchanged."""
 
     @property
     def group(self) -> str:
@@ -123,6 +136,8 @@ class Ownership:
 
     async def _register(self, facts: Facts) -> None:
         before = self._facts
+        if before is not None and before.life != facts.life:  # deleted and made again
+            await open_partitions(self._client, self.topic, range(facts.partitions), facts.life)
         if before is None or (before.life, before.partitions) != (facts.life, facts.partitions):
             await register_group(self._client, facts, self.group, self._subscription.start_id)
             self._facts = facts
@@ -148,39 +163,53 @@ class Ownership:
         # Everybody begins somewhere else, so that consumers who start together do not collide.
         first = sorted(members).index(self.name) * wanted
         turned = free[first % len(free) :] + free[: first % len(free)] if free else []
-        for index, owner in await self._owners(turned):
+        for index, lease in await self._leases(turned):
             if wanted <= 0:
                 return
-            dead = self._is_dead(owner, members)
-            if (owner in {None, self.name} or dead) and await self._acquire(
-                index, owner if dead else None
-            ):
+            dead = lease.owner if self._is_dead(index, lease, members) else None
+            if (lease.owner in {None, self.name} or dead) and await self._acquire(index, dead):
                 wanted -= 1
 
-    async def _owners(self, indexes: list[int]) -> list[tuple[int, str | None]]:
-        commands: list[Command] = [
-            ("GET", self._client.keys.partition(self.topic, index).lease(self.group))
-            for index in indexes
-        ]
+    async def _leases(self, indexes: list[int]) -> list[tuple[int, _Lease]]:
+        commands: list[Command] = []
+        for index in indexes:
+            key = self._client.keys.partition(self.topic, index).lease(self.group)
+            commands += [("GET", key), ("PTTL", key)]
         replies = await self._client.pipeline(commands)
-        owners: list[tuple[int, str | None]] = []
-        for index, reply in zip(indexes, replies, strict=True):
-            if isinstance(reply, ServerError):
-                raise reply
-            owners.append((index, None if reply is None else text(reply)))
-        return owners
+        now = time.monotonic()
+        leases: list[tuple[int, _Lease]] = []
+        for index, owner, left_ms in zip(indexes, replies[::2], replies[1::2], strict=True):
+            for reply in (owner, left_ms):
+                if isinstance(reply, ServerError):
+                    raise reply
+            ends_at = math.inf if left_ms == _NO_TTL else now + left_ms / 1000
+            leases.append((index, _Lease(None if owner is None else text(owner), ends_at)))
+        return leases
 
-    def _is_dead(self, owner: str | None, members: dict[str, Member]) -> bool:
-        """Whether an owner has not been among the living for as long as a lease holds.
+    def _is_dead(self, index: int, lease: _Lease, members: dict[str, Member]) -> bool:
+        """Whether a lease cannot end by itself, and its owner has not touched it for too long.
 
-        Its lease then outlives it because the server's clock was set back.
+        Any other lease of a stranger, such as a consumer of the Java library, holds until it ends.
+        The script decides whether it is of that kind.
         """
-        if owner is None:
+        if lease.owner is None or lease.owner in members:
+            self._strangers.pop(index, None)
             return False
-        if owner in members:
-            self._strangers.pop(owner, None)
+        now = time.monotonic()
+        seen, since = self._strangers.get(index, (None, now))
+        if seen is None or not self._is_unchanged(seen, lease):
+            self._strangers[index] = lease, now
             return False
-        return time.monotonic() - self._strangers.setdefault(owner, time.monotonic()) > self._ttl_s
+        longest_s = self._endless_s if math.isinf(lease.ends_at) else self._ttl_s
+        return now - since > longest_s
+
+    def _is_unchanged(self, seen: _Lease, lease: _Lease) -> bool:
+        if seen.owner != lease.owner:
+            return False
+        if math.isinf(seen.ends_at) or math.isinf(lease.ends_at):
+            return seen.ends_at == lease.ends_at
+        # Half of what a renewal adds.
+        return abs(seen.ends_at - lease.ends_at) < self._ttl_s / RENEWALS_PER_LEASE / 2
 
     async def _acquire(self, index: int, dead_owner: str | None) -> bool:
         keys = self._client.keys.partition(self.topic, index)
@@ -199,6 +228,11 @@ class Ownership:
             return False
         if not epoch:
             return False
+        if dead_owner is not None:
+            logger.warning(
+                "partition %d of %s for %s: taken over from %s, whose lease does not end by itself",
+                *(index, self.topic, self.group, dead_owner),
+            )
         claim = Claim(
             self._client,
             self._make_source(index),

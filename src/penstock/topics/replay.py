@@ -13,9 +13,10 @@ from penstock.errors import ServerError, TopicError, TopicMissing
 from penstock.redis.client import Client
 from penstock.redis.wire import Argument
 from penstock.topics.barrier import read_markers
-from penstock.topics.bodies import body_key, without_reference
+from penstock.topics.bodies import without_reference
 from penstock.topics.entries import claimed_fields, message_fields
 from penstock.topics.identity import MESSAGE_ID
+from penstock.topics.java_payloads import is_java_payload, unquoted
 from penstock.topics.letters import Letter
 from penstock.topics.looking import ask_typed, id_numbers, text
 from penstock.topics.message import (
@@ -24,7 +25,6 @@ from penstock.topics.message import (
     STORAGE_TYPE,
     STORED_BESIDE,
     TARGET_GROUP,
-    decode_headers,
     encode_headers,
 )
 from penstock.topics.once import publish_once
@@ -176,16 +176,15 @@ class Replay:
 
     async def _referred(self, letter: Letter) -> bytes | None:
         """Payload that is stored beside the stream; None if the letter speaks of none."""
-        headers = _stored_headers(letter)
-        if headers.get(STORAGE_TYPE) != STORED_BESIDE:
+        if letter.stored_headers.get(STORAGE_TYPE) != STORED_BESIDE:
             return None
-        key = body_key(self._client.keys.partition(self._topic, letter.partition), headers)
+        key = letter.body_key(self._client, self._topic)
         body = None
         if key is not None:
             (body,) = await ask_typed(self._client, [("GET", key)])
-        if body is None:
+        if key is None or body is None:
             raise _Unfit("its payload was stored beside the stream and is gone")
-        return body
+        return unquoted(body, 1) if is_java_payload(key) else body
 
     def _place(self, letter: Letter) -> int:
         stored, key = letter.partition, letter.text("key")
@@ -202,15 +201,8 @@ class Replay:
         return id_numbers(letter.entry_id) <= marker
 
 
-def _stored_headers(letter: Letter) -> dict[str, str]:
-    """Headers of the message, where the letter keeps the whole entry: those in it."""
-    if letter.fields is None:
-        return letter.headers
-    return decode_headers(letter.fields.get("headers", "").encode())
-
-
 def _headers(letter: Letter) -> dict[str, str]:
-    headers = without_reference(_stored_headers(letter))
+    headers = without_reference(letter.stored_headers)
     return {**headers, ORIGINAL_ID: letter.entry_id or letter.id}
 
 

@@ -13,7 +13,7 @@ from penstock.clock import SYSTEM_CLOCK
 from penstock.delivery.failure_log import Attempt, FailureLog
 from penstock.delivery.failures import Failure
 from penstock.delivery.outcomes import forget_cancellation, handler_error
-from penstock.delivery.retries import MOST_ATTEMPTS, DeathReason, GiveUp, RetryIn
+from penstock.delivery.retries import DeathReason, GiveUp, RetryIn
 from penstock.delivery.stored import whole_number
 from penstock.errors import DecodeError, PenstockError
 from penstock.quiet import RateLimitedLog
@@ -27,7 +27,6 @@ from penstock.topics.identity import place_id
 from penstock.topics.letters import bury, index_field
 from penstock.topics.message import (
     PAYLOAD,
-    RETRY_COUNT,
     TARGET_GROUP,
     Fields,
     Message,
@@ -111,10 +110,6 @@ class Work:
                 held, whole_number(fields[1]), id_
             ):
                 held.done(id_)
-            return None
-        message.attempt += min(whole_number(field_of(message.fields, RETRY_COUNT)), MOST_ATTEMPTS)
-        if message.attempt > self.policy.max_attempts:
-            await self._give_up(held, message, GiveUp(DeathReason.EXHAUSTED), ())
             return None
         return await (self._begin if self.counts_starts else self.handle)(held, message)
 

@@ -126,7 +126,15 @@ TOPICS = Engine(
     populate,
     {
         "create_topic": [call("create_topic", "meta", partitions=2, life="y", options="{}")],
-        "open_partition": [call("open_partition", "stream")],
+        "open_partition": [
+            call(
+                "open_partition",
+                "stream counters epochs commit payloads delayed delayed_bodies dedup dedup_times",
+                life="y",
+                payload_prefix=payload_prefix,
+                count=2,
+            ),
+        ],
         "register_group": [
             call("register_group", "stream epochs commit", group=group, start="0")
             for group in ("g", "new")

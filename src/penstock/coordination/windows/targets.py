@@ -17,7 +17,7 @@ from penstock.queues.queue import Queue
 from penstock.redis.keys import Keys, key_slot
 from penstock.redis.window_scripts import WindowPlace
 from penstock.redis.wire import Argument
-from penstock.topics.facts import read_facts
+from penstock.topics.facts import open_partitions, read_facts
 from penstock.topics.partitioners import check_partition
 from penstock.topics.topic import Topic
 
@@ -206,8 +206,8 @@ class TopicTarget(Target):
 
     async def mend(self, place: Place) -> None:
         self._known_until = 0.0
-        await self._partitions()
-        await self.topic.client.scripts.open_partition(stream=place.target)
+        index = self._all(await self._partitions()).index(place)
+        await open_partitions(self.topic.client, self.name, range(index, index + 1))
 
     async def _partitions(self) -> int:
         """How many there are; the topic itself, asked first, would make them."""

@@ -187,15 +187,17 @@ def delete(settings: Settings, topic: str, yes: bool, as_json: bool) -> None:
 @topic.command()
 @click.argument("topic")
 @click.argument("partitions", type=int)
+@click.option("--force", is_flag=True, help="Also while Java consumers read the topic.")
 @json_option
 @pass_settings
-def grow(settings: Settings, topic: str, partitions: int, as_json: bool) -> None:
+def grow(settings: Settings, topic: str, partitions: int, force: bool, as_json: bool) -> None:
     """Give a topic more partitions while it is used; the order of each key is kept.
 
     Producers hold their messages for a moment (three times topics.refresh_s). If it fails half-way
-    type it again.
+    type it again. Consumers of the Java library would get a message without payload from each
+    partition, so it is refused while there are any, unless --force.
     """
-    administer(settings, lambda admin: admin.grow(topic, partitions))
+    administer(settings, lambda admin: admin.grow(topic, partitions, force=force))
     if as_json:
         say_json({"topic": topic, "partitions": partitions})
     else:

@@ -32,7 +32,7 @@ _TOPICS = (
     ),
     Family(
         "topics.payload_times", "streaming:mq:payload:ts", "streaming:mq:payload:{topics}:ts",
-        ZSET, NEVER, "kept; the sweep of payloads empties it", "topics", BOTH,
+        ZSET, NEVER, "kept; an entry leaves with its payload", "topics", BOTH,
     ),
     Family(
         "topic.meta", "streaming:mq:topic:<topic>:meta", "streaming:mq:topic:{<topic>}:meta",
@@ -74,7 +74,18 @@ _TOPICS = (
     Family(
         "topic.payload_index",
         "streaming:mq:payload:idx:<topic>", "streaming:mq:payload:idx:{<topic>}",
-        SET, NEVER, WITH_TOPIC, "topics", BOTH,
+        SET, NEVER, "an entry leaves with its payload; removed with the topic", "topics", BOTH,
+    ),
+    Family(
+        "topic.letter_payload",
+        "streaming:mq:payload:dlq:<topic>:p:0:<payload>",
+        "streaming:mq:payload:dlq:{<topic>}:p:0:<payload>",
+        STRING, WRITER, "removed with its dead letter or the topic", "topics", JAVA,
+    ),
+    Family(
+        "topic.letter_payload_index",
+        "streaming:mq:payload:idx:dlq:<topic>", "streaming:mq:payload:idx:dlq:{<topic>}",
+        SET, WRITER, "an entry leaves with its payload; removed with the topic", "topics", JAVA,
     ),
     Family(
         "topic.java_retry", "streaming:mq:retry:<topic>", "streaming:mq:retry:{<topic>}",
@@ -98,7 +109,8 @@ _TOPICS = (
         "partition.lease",
         "streaming:mq:lease:<topic>:<group>:<index>",
         "streaming:mq:lease:{<topic>:<index>}:<group>",
-        STRING, ALWAYS, "15 s, renewed by the owner", "topics", BOTH,
+        STRING, ALWAYS, "15 s, renewed by the owner; one without TTL is taken over after a minute",
+        "topics", BOTH,
     ),
     Family(
         "partition.commit",

@@ -258,12 +258,12 @@ class SlotKeys(FamilyKeys):
 
     @property
     def waiting(self) -> str:
-        """ZSET: tickets of callers that wait, in their order."""
+        """ZSET: tickets of processes whose callers wait, by when the first came, in server ms."""
         return f"{self.holders}:waiting"
 
     @property
     def tickets(self) -> str:
-        """HASH: from a ticket to the time until which it counts."""
+        """HASH: from a ticket to the time until which it counts, and how many wait with it."""
         return f"{self.holders}:tickets"
 
     @property

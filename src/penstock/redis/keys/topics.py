@@ -77,6 +77,16 @@ class TopicKeys(FamilyKeys):
         """SET: the keys of the topic's large payloads."""
         return f"{self.root}streaming:mq:payload:idx:{self.home}"
 
+    def letter_payload(self, payload: str) -> str:
+        """STRING: the body of a dead letter of the Java library, too large for the stream."""
+        place = f"{self.home}:p:0:{encode_id('payload', payload)}"
+        return f"{self.root}streaming:mq:payload:dlq:{place}"
+
+    @property
+    def letter_payload_index(self) -> str:
+        """SET: the keys of the large bodies of the Java library's dead letters."""
+        return f"{self.root}streaming:mq:payload:idx:dlq:{self.home}"
+
     @property
     def java_retry(self) -> str:
         """ZSET: keys of the Java library's retry items by due time in ms."""

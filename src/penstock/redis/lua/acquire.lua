@@ -1,5 +1,10 @@
 -- acquire: take a partition that nobody owns, under the next epoch.
 --
+-- A lease holds for as long as it lives, whoever set it and however long that is: consumers of the
+-- Java library have leases of their own length. Two cannot end by themselves: one without TTL, whose
+-- owner died between SETNX and EXPIRE, and one of ours that outlives its TTL, because the server's
+-- clock was set back. The caller has watched them.
+--
 -- Flags: allow-oom  a full server must drain
 --
 -- KEYS[1]  STRING  the lease
@@ -8,8 +13,7 @@
 -- ARGV[2]  str     who takes it
 -- ARGV[3]  int     ms for which the lease holds
 -- ARGV[4]  str     what fences of this group begin with; a number completes the key
--- ARGV[5]  str     an owner known to be dead, though its lease has not run out: the server's clock
---                  was set back; '' for none
+-- ARGV[5]  str     an owner whose lease was seen unchanged for too long, '' for none
 --
 -- Returns  int   the new epoch
 --           0    somebody owns it
@@ -17,11 +21,14 @@
 
 local epoch, number = unpack(redis.call('HMGET', KEYS[2], ARGV[1], ARGV[1] .. ':fence'))
 if not epoch then return -1 end
+-- Include: fences
 local owner = redis.call('GET', KEYS[1])
 if owner and owner ~= ARGV[2] then
-  if owner ~= ARGV[5] or redis.call('PTTL', KEYS[1]) <= tonumber(ARGV[3]) then return 0 end
+  if owner ~= ARGV[5] then return 0 end
+  local left = redis.call('PTTL', KEYS[1])
+  local is_ours = stands(ARGV[4] .. epoch) or (number and stands(ARGV[4] .. number))
+  if left >= 0 and (left <= tonumber(ARGV[3]) or not is_ours) then return 0 end
 end
--- Include: fences
 -- Never an epoch that was there before, even if the group, the topic or the server began anew.
 local time = redis.call('TIME')
 local next = math.max(next_number(epoch, number), time[1] * 1000000 + time[2])

@@ -26,7 +26,17 @@ if known then
   -- What somebody else wrote there must not keep the group from reading on: rather all again.
   if not string.match(start, '^%d+%-%d+$') or #start > 30 then start = '0' end
 end
-local made = redis.pcall('XGROUP', 'CREATE', KEYS[1], ARGV[1], start)
+local create = {'XGROUP', 'CREATE', KEYS[1], ARGV[1], start}
+-- From here on the server counts what the group is given, so that losses show. Not before version 7.
+local facts = {}
+local info = redis.call('XINFO', 'STREAM', KEYS[1])
+for i = 1, #info, 2 do facts[info[i]] = info[i + 1] end
+local added = facts['entries-added']
+if added and (start == '0' or start == '$') then
+  create[6] = 'ENTRIESREAD'
+  create[7] = string.format('%.0f', start == '0' and added - facts['length'] or added)
+end
+local made = redis.pcall(unpack(create))
 if made.err then return made end
 redis.call('HSETNX', KEYS[2], ARGV[1], 0)
 return known and 2 or 1

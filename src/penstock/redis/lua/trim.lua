@@ -12,7 +12,8 @@
 -- ARGV[4]  int     messages above which even needed ones are dropped, 0 for never
 -- ARGV[5]  str     what keys of large bodies begin with; a name completes the key
 --
--- Returns  list  messages dropped, of these still needed by a group, large bodies freed
+-- Returns  list  messages dropped, messages lost that a group still needed (to the hard cap, or to
+--                another program that trimmed the stream), large bodies freed
 
 -- Few enough to look at one by one; more go by whole nodes of the stream.
 local ONE_BY_ONE = 200
@@ -36,11 +37,44 @@ local function after(id)
   return string.format('%.0f-%.0f', ms, seq + 1)
 end
 
+local function as_table(list)
+  local facts = {}
+  for i = 1, #list, 2 do facts[list[i]] = list[i + 1] end
+  return facts
+end
+
+-- Messages that were dropped before a group was given them: all that were ever added, less those it
+-- was given, less those it still has before it. The last number is known without counting only at
+-- either end; in between it is found later. The group's count is set right, so that each loss is
+-- found once. Servers before 7 do not count.
+local function find_unread_losses()
+  local stream, lost = as_table(redis.call('XINFO', 'STREAM', KEYS[1])), 0
+  local added, first = stream['entries-added'], stream['first-entry']
+  if not added then return 0 end
+  for _, group in ipairs(redis.call('XINFO', 'GROUPS', KEYS[1])) do
+    local facts, ahead = as_table(group), nil
+    local at = facts['last-delivered-id']
+    if not first or at == stream['last-generated-id'] then
+      ahead = 0
+    elseif is_before(at, first[1]) then
+      ahead = stream['length']
+    end
+    if ahead and facts['entries-read'] ~= added - ahead then
+      if facts['entries-read'] then
+        lost = math.max(lost, added - ahead - facts['entries-read'])
+      end
+      redis.call('XGROUP', 'SETID', KEYS[1], facts['name'], at, 'ENTRIESREAD',
+        string.format('%.0f', added - ahead))
+    end
+  end
+  return lost
+end
+local unread_lost = find_unread_losses()
+
 -- A group needs what is pending, and what follows the last message it was given.
 local needed
 for _, group in ipairs(redis.call('XINFO', 'GROUPS', KEYS[1])) do
-  local facts = {}
-  for i = 1, #group, 2 do facts[group[i]] = group[i + 1] end
+  local facts = as_table(group)
   local lowest = redis.call('XPENDING', KEYS[1], facts['name'])[2]
     or after(facts['last-delivered-id'])
   if not needed or is_before(lowest, needed) then needed = lowest end
@@ -94,8 +128,10 @@ if above > 0 then
   end
   redis.call('XTRIM', KEYS[1], 'MAXLEN', '=', ARGV[4])
   dropped = dropped + above
-  if lost > 0 then redis.call('HINCRBY', KEYS[2], 'lost', lost) end
+  if lost > 0 then find_unread_losses() end
 end
+local all_lost = lost + unread_lost
+if all_lost > 0 then redis.call('HINCRBY', KEYS[2], 'lost', all_lost) end
 
 for _, member in ipairs(redis.call('ZRANGE', KEYS[3], 0, ONE_BY_ONE - 1)) do
   local name, id = string.match(member, '^(%S+) (%d+%-%d+)$')
@@ -109,4 +145,4 @@ for _, member in ipairs(redis.call('ZRANGE', KEYS[3], 0, ONE_BY_ONE - 1)) do
     end
   end
 end
-return {dropped, lost, freed}
+return {dropped, all_lost, freed}

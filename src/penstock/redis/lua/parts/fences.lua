@@ -18,3 +18,9 @@ end
 local function next_number(epoch, number)
   return math.max(epoch, tonumber(number) or 0) + 1
 end
+
+-- Whether a fence is that of an ownership that was not given up. The Java library makes none.
+local function stands(fence)
+  if redis.call('TYPE', fence).ok ~= 'stream' then return false end
+  return #redis.call('XINFO', 'GROUPS', fence) > 0
+end
