@@ -133,6 +133,8 @@ class EmbeddedSettings(Group):
     appendfsync: Literal["everysec", "always", "no"] = "everysec"
     maxmemory: Annotated[str, Meta(pattern=r"^\d+(b|kb?|mb?|gb?)?$")] = "0"
     """`0` is without limit; `512mb` and the like otherwise. Never evicts."""
+    jemalloc: bool = True
+    """Let the server use jemalloc, where the system has it: it takes less processor time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -219,6 +221,8 @@ class QueueSettings(Group):
     """Jobs of one queue that run at the same time in one worker process."""
     prefetch: Annotated[int, Meta(ge=1, le=2_000)] = 250
     """Most jobs of one claim. Only jobs quicker than a few milliseconds are claimed ahead."""
+    prefetch_bytes: Bytes = 4 * 1024 * 1024
+    """Most bytes of one claim, and of jobs claimed ahead, unless a single job has more."""
     poll_s: Annotated[float, Meta(ge=0.005, le=10)] = 0.1
     """How often an idle worker looks for jobs that have become due."""
     beat_s: Annotated[float, Meta(ge=0.05, le=600)] = 1.0
@@ -231,6 +235,8 @@ class QueueSettings(Group):
     """How long a unique key holds at most if its job never ends."""
     max_job_bytes: Bytes = 512 * 1024
     """Largest job, as it is stored. Put larger data elsewhere and queue its address."""
+    max_result_bytes: Bytes = 4 * 1024 * 1024
+    """Largest result, as it is stored: the record of a job with a larger one says so instead."""
     unknown_s: Annotated[float, Meta(ge=0, le=30 * 86_400)] = 3_600.0
     """How long a task that no worker knows waits for one that does, before it is a dead letter."""
 

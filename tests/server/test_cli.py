@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from penstock.redis.allocator import find_jemalloc
 from penstock.redis.embedded import Embedded
 from penstock.redis.keys import Keys
 from penstock.settings import EmbeddedSettings
@@ -135,6 +136,7 @@ def test_the_server_by_hand(penstock, home):
         f"  data    {home}",
         f"  socket  {home}/valkey.sock",
         "  in use  no",
+        f"  memory  {'jemalloc' if find_jemalloc() else 'libc'}",
         "  stays   until it is stopped",
     ]
     assert json.loads(penstock("server", "start", "--json").stdout)["pinned"] is True

@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from penstock.errors import BinaryMissing, EmbeddedError
-from penstock.redis import binary, keeper
+from penstock.redis import binary, embedded as embedding, keeper
+from penstock.redis.allocator import allocator_of, find_jemalloc
 from penstock.testing.processes import all_gone, is_alive, processes_in
 from penstock.testing.resp import RespClient
 from penstock.testing.servers import free_port, wait_until
@@ -372,3 +373,50 @@ def test_without_the_package_it_says_what_to_install(embed, monkeypatch):
     monkeypatch.setattr(binary, "find_spec", lambda _: None)
     with pytest.raises(BinaryMissing, match="or run a Redis or Valkey server yourself"):
         embed().attach()
+
+
+# ---- the memory allocator
+
+needs_jemalloc = pytest.mark.skipif(not find_jemalloc(), reason="there is no libjemalloc.so.2")
+
+
+@needs_jemalloc
+def test_it_runs_with_jemalloc_where_the_system_has_it_and_says_so(embed):
+    embedded = embed()
+    embedded.attach()
+    assert allocator_of(server_pid(embedded)) == "jemalloc"
+    assert embedded.status().allocator == "jemalloc"
+
+
+@needs_jemalloc
+def test_jemalloc_can_be_turned_off(embed):
+    embedded = embed(jemalloc=False)
+    embedded.attach()
+    assert embedded.status().allocator == "libc"
+
+
+def test_without_jemalloc_it_runs_with_the_allocator_of_the_c_library(embed, monkeypatch):
+    monkeypatch.setattr(embedding, "find_jemalloc", lambda: "")
+    embedded = embed()
+    embedded.attach()
+    assert embedded.status().allocator == "libc"
+
+
+@pytest.mark.parametrize("fault", ["is no library", "ends the process"])
+def test_what_cannot_be_loaded_before_it_does_not_keep_it_from_starting(
+    embed, monkeypatch, tmp_path, fault
+):
+    library = tmp_path / "library.so"
+    library.write_bytes(b"no library")
+    if fault == "ends the process":
+        source = tmp_path / "library.c"
+        source.write_text("#include <unistd.h>\n__attribute__((constructor)) void end() {_exit(1);}")
+        try:
+            subprocess.run(["cc", "-shared", "-fPIC", "-o", library, source], check=True)
+        except FileNotFoundError:
+            pytest.skip("there is no C compiler")
+    monkeypatch.setattr(embedding, "find_jemalloc", lambda: str(library))
+    embedded = embed()
+    embedded.attach()
+    assert ask(embedded, "PING") == "PONG"
+    assert embedded.status().allocator == "libc"

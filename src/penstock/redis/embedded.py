@@ -10,6 +10,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import re
 import shutil
 import socket
 import subprocess
@@ -22,6 +23,7 @@ from pathlib import Path
 from penstock.errors import EmbeddedError, StartFailed
 from penstock.redis import keeper
 from penstock.redis.address import Endpoint
+from penstock.redis.allocator import allocator_of, find_jemalloc
 from penstock.redis.binary import valkey_binary
 from penstock.redis.socket_place import make_home, socket_path
 from penstock.settings import EmbeddedSettings
@@ -40,6 +42,7 @@ _LOOKING_S = 1.0
 _LONGEST_PID = 10
 _FULL_DISK = 256 * 1024
 _LOADING = b"-LOADING"
+_PID = re.compile(rb"\nprocess_id:(\d+)\r")
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +55,8 @@ class EmbeddedStatus:
     keeper_pid: int | None
     in_use: bool
     pinned: bool
+    allocator: str = ""
+    """The memory allocator that the server uses, `jemalloc` or `libc`; empty if not known."""
 
 
 class Embedded:
@@ -107,13 +112,16 @@ class Embedded:
 
     def status(self) -> EmbeddedStatus:
         """Look without starting or changing anything."""
+        is_running = bool(_reply(self.socket))
+        pid = _server_pid(self.socket) if is_running else None
         return EmbeddedStatus(
-            running=bool(_reply(self.socket)),
+            running=is_running,
             home=str(self.home),
             socket=self.socket,
             keeper_pid=self._keeper_pid(),
             in_use=self._held("users.lock", fcntl.LOCK_EX),
             pinned=(self.home / "pinned").exists(),
+            allocator="" if pid is None else allocator_of(pid),
         )
 
     def pin(self) -> None:
@@ -234,6 +242,7 @@ class Embedded:
             "syncs": self._settings.appendfsync == "everysec",
             "log": str(self.home / "valkey.log"),
             "command": self._command(),
+            "preload": find_jemalloc() if self._settings.jemalloc else "",
         }
         try:
             done = subprocess.run(  # noqa: S603
@@ -309,6 +318,23 @@ class _Patience:
                 return False
             time.sleep(_POLL_S)
         return True
+
+
+def _server_pid(path: str) -> int | None:
+    """The server's process, as it says itself; None if it does not."""
+    told = b""
+    try:
+        with socket.socket(socket.AF_UNIX) as connection:
+            connection.settimeout(_ANSWER_S)
+            connection.connect(path)
+            connection.sendall(b"INFO server\r\n")
+            while not (found := _PID.search(told)):
+                if not (more := connection.recv(4096)):
+                    return None
+                told += more
+    except OSError:
+        return None
+    return int(found[1])
 
 
 def _reply(path: str, command: bytes = b"PING") -> bytes | None:

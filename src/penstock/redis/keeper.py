@@ -65,6 +65,7 @@ class Keeper:
         self.socket = Path(config["socket"])
         self.log = Path(config["log"])
         self.command: list[str] = config["command"]
+        self.preload: str = config["preload"]
         self.linger_s = float(config["linger_s"])
         self.syncs = bool(config["syncs"])
         self.synced: dict[Path, int] = {}
@@ -124,7 +125,8 @@ class Keeper:
         quick_deaths = 0
         while not self.stopping:
             began = time.monotonic()
-            server = self._start()
+            # If it does not stay, perhaps that is because of what was loaded before it.
+            server = self._start(self.preload if not quick_deaths else "")
             self._watch(server)
             if self.stopping:
                 self._shut_down(server)
@@ -180,11 +182,14 @@ class Keeper:
             server.sendall(f"{command}\r\n".encode())
             server.recv(64)
 
-    def _start(self) -> subprocess.Popen[bytes]:
-        keeper = os.getpid()
+    def _start(self, preload: str) -> subprocess.Popen[bytes]:
+        keeper, environ = os.getpid(), dict(os.environ)
+        if preload:
+            environ["LD_PRELOAD"] = f"{environ.get('LD_PRELOAD', '')} {preload}".strip()
         return subprocess.Popen(  # noqa: S603
             self.command,
             stdin=subprocess.DEVNULL,
+            env=environ,
             pass_fds=(self.server_lock,),
             # Before exec, and in a program with one thread: nothing to go wrong.
             preexec_fn=(lambda: die_with(keeper)) if sys.platform == "linux" else None,

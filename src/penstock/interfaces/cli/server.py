@@ -78,4 +78,5 @@ def _show(found: EmbeddedStatus, as_json: bool) -> None:
     say(f"  socket  {found.socket}")
     if found.running:
         say(f"  in use  {'yes' if found.in_use else 'no'}")
+        say(f"  memory  {found.allocator or 'unknown'}")
         say(f"  stays   {'until it is stopped' if found.pinned else 'until its last user leaves'}")
