@@ -549,3 +549,48 @@ async def test_nothing_there_is_an_empty_answer(letters):
     assert (await letters.requeue()).matched == 0
     assert await letters.purge(everything=True) == 0
     assert await letters.audit() == []
+
+
+# ---- one among very many
+
+
+@pytest.mark.parametrize("odd", ["", "ä", "a/b", "packed"])
+async def test_the_letter_of_a_job_is_found_without_sending_the_others(client, keys, odd):
+    kept = QueueDeadLetters(client, CODEC, "mail", overflow=odd == "packed")
+    where = keys.overflow if odd == "packed" else keys.dead_letters
+    wanted = f"wanted{odd}"
+    if odd == "packed":
+        job = task_item(CODEC, id=wanted, task="t", args=b'["%s"]' % (b"x" * 3_000), kwargs=b"{}")
+        special = (
+            b'{"original_job":"%s","error":"the queue was full","reason":"overflow"}'
+            % job.replace(b"/", b"\\/")
+        )
+    else:
+        item = task_item(CODEC, id=wanted, task="t", args=b"[]", kwargs=b"{}")
+        special = letter(1, data=item)
+    others = [letter(number) for number in range(2_000)]
+    await client.call("RPUSH", where, special, *others[:1_000])
+    await client.call("RPUSH", where, *others[1_000:])
+    sent = await sent_bytes(client, where)
+    assert (await kept.get(wanted)).id == wanted
+    sent = await sent_bytes(client, where) - sent
+    if odd in ("", "packed"):
+        assert sent < sum(map(len, others)) / 20
+    with pytest.raises(QueueError):
+        await kept.get("missing")
+
+
+async def test_the_newest_letter_of_a_job_is_found_and_edited(client, keys, letters):
+    same = [letter(7, error=f"error {number}") for number in range(3)]
+    await client.call("RPUSH", keys.dead_letters, *same, *(letter(n) for n in range(50, 200)))
+    assert (await letters.get("job-7")).error == "error 2"
+    assert await letters.edit("job-7", {"id": "job-7", "x": 1}) == "job-7"
+    stored = await client.call("LRANGE", keys.dead_letters, 0, 2)
+    assert stored[:2] == same[:2]
+    assert stored[2] != same[2]
+
+
+async def sent_bytes(client, key):
+    """What the server has sent so far; of a cluster the node that has the key."""
+    told = await client.call("EVAL", "return redis.call('INFO', 'stats')", 1, key)
+    return int(told.split(b"total_net_output_bytes:")[1].split()[0])

@@ -11,8 +11,15 @@ from penstock.delivery.throttle import Throttle
 from penstock.errors import InvalidJob, QueueError
 from penstock.queues.choice import MOST_AT_ONCE, Choice, LetterFilters, checked_id, whole
 from penstock.queues.items import LONGEST_ID, read_item
+from penstock.queues.letter_search import (
+    LetterPicks,
+    can_search,
+    newest_letter,
+    oldest_letters,
+)
 from penstock.queues.letter_walk import LetterWalk
 from penstock.queues.letters import QueueLetter, read_letter
+from penstock.queues.page_size import PageSize
 from penstock.queues.requeue import AT_ONCE, Requeue
 from penstock.queues.revival import edited_letter
 from penstock.queues.showing import show_letter
@@ -75,9 +82,13 @@ class QueueDeadLetters:
         choice = _choice(filters)
         total = await self.count()
         letters: list[QueueLetterView] = []
-        end = min(total, place + _SEARCHED)
+        end, size = min(total, place + _SEARCHED), PageSize()
         while place < end and len(letters) < count:
-            for letter in await self.page(place, min(_PAGE, end - place), reverse=reverse):
+            page = await self.page(place, min(size.count, end - place), reverse=reverse)
+            size.note(letter.data for letter in page)
+            if not page:
+                break
+            for letter in page:
                 place += 1
                 if choice.matches(letter):
                     letters.append(show_letter(letter, self._codec, most_bytes))
@@ -100,8 +111,13 @@ class QueueDeadLetters:
         return await self._client.call("LPOS", self._list, data, "MAXLEN", within)
 
     async def get(self, id_: str, *, most_bytes: int = SHOWN_BYTES) -> QueueLetterView:
-        """Return the newest letter of a job; `QueueError` if there is none. O(letters)."""
-        return show_letter(await self._letter(id_), self._codec, most_bytes)
+        """Return the newest letter of a job; `QueueError` if there is none.
+
+        The server looks through the letters, the newest first: a round trip per 1,000 of them, in
+        which only those that hold the id are sent.
+        """
+        _, letter = await self._letter(id_)
+        return show_letter(letter, self._codec, most_bytes)
 
     async def kinds(self, *, most: int = _SEARCHED) -> QueueLetterKinds:
         """Count the newest `most` letters by fingerprint. A round trip per 100 of them."""
@@ -168,7 +184,7 @@ class QueueDeadLetters:
         requeue = Requeue(
             self._client, self._codec, self._keys, self._list, who or default_who(), detail
         )
-        walk = LetterWalk(self, await self.count(), choice, wanted)
+        walk = await self._walk(choice, wanted)
         while not walk.is_over:
             room = throttle.chunk if most is None else min(throttle.chunk, most - requeue.matched)
             if room <= 0:
@@ -189,12 +205,12 @@ class QueueDeadLetters:
         """Put another job into the newest letter of a job; the letter's id from then on.
 
         Text and bytes are stored as they are, anything else as JSON. `QueueError` if there is no
-        such letter, also if somebody else changes it at this moment. O(letters).
+        such letter, also if somebody else changes it at this moment. Found as by `get`.
         """
         body = job if isinstance(job, bytes) else self._codec.encode(job, Form.TEXT)
         if body.startswith(b"Z:"):
             body = read_item(body, self._codec).body
-        letter = await self._letter(id_)
+        place, letter = await self._letter(id_)
         most = self._client.settings.queues.max_job_bytes
         if len(body) > most:
             raise InvalidJob(f"the job takes {len(body)} bytes, queues.max_job_bytes allows {most}")
@@ -205,6 +221,7 @@ class QueueDeadLetters:
             who=who or default_who(),
             detail=id_,
             letter=letter.data,
+            place=place,
             new=new,
         )
         if not done:
@@ -233,7 +250,7 @@ class QueueDeadLetters:
             return total if dry_run else await self._drop_oldest(total, who)
         wanted = None if ids is None else _checked(ids)
         detail = "by id" if ids is not None else str(choice)
-        walk, removed = LetterWalk(self, total, choice, wanted), 0
+        walk, removed = await self._walk(choice, wanted), 0
         while not walk.is_over:
             found = await walk.next(AT_ONCE)
             if dry_run:
@@ -253,6 +270,15 @@ class QueueDeadLetters:
 
     # --- inside
 
+    async def _walk(self, choice: Choice, wanted: set[str] | None) -> LetterWalk | LetterPicks:
+        """Go to the letters that were chosen; ids that are found leave `wanted`."""
+        total = await self.count()
+        if wanted is None or not can_search(wanted):
+            return LetterWalk(self, total, choice, wanted)
+        found = await oldest_letters(self._client, self._list, wanted, choice)
+        wanted.difference_update(letter.id for _, letter in found)
+        return LetterPicks(found)
+
     async def _drop_oldest(self, count: int, who: str) -> int:
         removed = 0
         while removed < count:
@@ -270,16 +296,21 @@ class QueueDeadLetters:
         return removed
 
     async def _scan(self, count: int, *, reverse: bool = False) -> AsyncIterator[QueueLetter]:
-        for start in range(0, count, _PAGE):
-            for letter in await self.page(start, min(_PAGE, count - start), reverse=reverse):
+        start, size = 0, PageSize()
+        while start < count:
+            page = await self.page(start, min(size.count, count - start), reverse=reverse)
+            if not page:
+                return
+            size.note(letter.data for letter in page)
+            start += len(page)
+            for letter in page:
                 yield letter
 
-    async def _letter(self, id_: str) -> QueueLetter:
-        wanted = checked_id(id_)
-        async for letter in self._scan(await self.count(), reverse=True):
-            if letter.id == wanted:
-                return letter
-        raise self._missing(id_)
+    async def _letter(self, id_: str) -> tuple[int, QueueLetter]:
+        found = await newest_letter(self._client, self._list, checked_id(id_))
+        if found is None:
+            raise self._missing(id_)
+        return found
 
     def _missing(self, id_: str) -> QueueError:
         return QueueError(f"queue {self.queue!r} has no dead letter {id_!r} (any more)")

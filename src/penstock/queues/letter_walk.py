@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Final, Protocol
+from typing import Protocol
 
 from penstock.queues.choice import Choice
 from penstock.queues.letters import QueueLetter
+from penstock.queues.page_size import PageSize
 
 __all__ = ["LetterSource", "LetterWalk", "Seen"]
-
-_PAGE: Final = 100
 
 Seen = tuple[int, QueueLetter]
 """A letter, and how many were before it."""
@@ -42,6 +41,7 @@ class LetterWalk:
         self._last_kept: bytes | None = None
         """The letter before the place where we go on, if it is known."""
         self._last_seen: bytes | None = None
+        self._size = PageSize()
 
     @property
     def is_over(self) -> bool:
@@ -81,7 +81,7 @@ class LetterWalk:
 
     async def _page(self) -> list[QueueLetter]:
         """Read on; if somebody has taken letters away before this place, find it again."""
-        place, count = self._kept + self._found, min(_PAGE, self._left)
+        place, count = self._kept + self._found, min(self._size.count, self._left)
         if self._last_seen is None or place == 0:
             page = await self._source.page(place, count)
         else:
@@ -93,6 +93,7 @@ class LetterWalk:
                 at = await self._source.find(self._last_seen, place)
                 self._kept = max(0, at + 1 - self._found) if at is not None else 0
                 page = await self._source.page(self._kept + self._found, count)
+        self._size.note(letter.data for letter in page)
         if not page:
             self._total = 0
         return page

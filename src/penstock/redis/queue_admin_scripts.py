@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from penstock.redis.keys.keyring import QueueKeyring
 from penstock.redis.script import ScriptCaller
-from penstock.redis.wire import Argument
+from penstock.redis.wire import Argument, Reply
 
 __all__ = ["QueueAdminScripts"]
 
@@ -49,6 +49,12 @@ class QueueAdminScripts(ScriptCaller):
             "remove_queue_letters", (letters, keys.audit), (who, detail, oldest, *exactly)
         )
 
+    async def find_letters(
+        self, *, letters: str, first: int, count: int, ids: Sequence[str]
+    ) -> list[Reply]:
+        """Look for the letters of jobs: how many were looked at, their bytes, places, letters."""
+        return await self.run("find_letters", (letters,), (first, count, *ids))
+
     async def edit_queue_letter(
         self,
         *,
@@ -57,11 +63,13 @@ class QueueAdminScripts(ScriptCaller):
         who: str,
         detail: str,
         letter: bytes,
+        place: int,
         new: bytes,
     ) -> bool:
         """Replace a dead letter; False if it is not there."""
         places = (letters, keys.audit)
-        return bool(await self.run("edit_queue_letter", places, (who, detail, letter, new)))
+        said = (who, detail, letter, place, new)
+        return bool(await self.run("edit_queue_letter", places, said))
 
     async def note_queue_act(
         self, *, keys: QueueKeyring, who: str, what: str, count: int, detail: str

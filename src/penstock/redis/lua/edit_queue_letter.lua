@@ -5,14 +5,17 @@
 -- ARGV[1]  str     who
 -- ARGV[2]  str     more about it
 -- ARGV[3]  str     the letter, byte by byte
--- ARGV[4]  str     the new letter
+-- ARGV[4]  int     how many were before it when it was seen
+-- ARGV[5]  str     the new letter
 --
 -- Returns  1  it has been replaced
 --          0  there is no such letter (any more)
 
+-- Include: time
 -- Include: audit
-local place = redis.call('LPOS', KEYS[1], ARGV[3])
-if not place then return 0 end
+-- Include: pull
+local index = locate(KEYS[1], ARGV[3], ARGV[4], 1)
+if not index then return 0 end
 note_act(KEYS[2], ARGV[1], 'edit', 1, ARGV[2])
-redis.call('LSET', KEYS[1], place, ARGV[4])
+redis.call('LSET', KEYS[1], index, ARGV[5])
 return 1
