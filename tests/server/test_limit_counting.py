@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 
 import pytest
@@ -222,3 +223,37 @@ def _ask_for(wanted: int, client: Client, limit: Limit) -> tuple[object, ...]:
 
 def _burst(algorithm: str, burst: int) -> dict[str, int]:
     return {"burst": burst} if algorithm == "gcra" else {}
+
+
+async def test_a_long_log_with_weights_is_read_in_parts_and_once_per_call(client, clock):
+    limit = limit_of(client, "9001/min")
+    for _ in range(3):
+        assert all(await asyncio.gather(*(limit.try_acquire(2) for _ in range(1_500))))
+        await clock.advance(0.001)
+    await clock.advance(30)
+    assert await limit.try_acquire()
+    await client.call("CONFIG", "RESETSTAT")
+    waiting = Group([2], depths=[(500 * number, 2) for number in range(1, 17)], pause_ms=3_000)
+    told = await client.scripts.acquire_limit(
+        keys=limit.keys("all"),
+        algorithm="exact",
+        wanted=2,
+        fewest=2,
+        share=1,
+        hold_ms=0,
+        ticket="t",
+        priority=0,
+        waiting=waiting.told(),
+        given_back=("", 0, 0, 0),
+        setting=limit.setting.arguments(100),
+    )
+    # By the time of the moment in which the last permit that is needed was taken.
+    assert told[-16:] == [29_997 + (500 * number - 1) // 3_000 for number in range(1, 17)]
+    stats: bytes = await client.call("INFO", "commandstats")
+    calls = int(stats.split(b"cmdstat_zrange:calls=")[1].split(b",")[0])
+    assert calls <= 50
+    await client.scripts.leave_line(keys=limit.keys("all"), ticket="t")
+
+    await clock.advance(30)
+    remaining = [(await limit.peek()).remaining for _ in range(4)]
+    assert remaining == [3_000, 6_000, 9_000, 9_000]

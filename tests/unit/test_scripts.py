@@ -87,3 +87,85 @@ def test_flags_reach_servers_that_know_them_and_no_others():
     assert script.text.startswith("#!lua flags=allow-oom\n-- beat:")
     assert script.plain_text.startswith("-- beat:")
     assert script.digest != script.plain_digest
+
+
+# ---- work that does not grow with what is stored
+
+CALL = re.compile(r"redis\.p?call\('([A-Z]+)'((?:[^()]|\((?:[^()]|\([^()]*\))*\))*)\)")
+UNBOUNDED = {"HGETALL", "HKEYS", "HVALS", "SMEMBERS", "ZREMRANGEBYSCORE", "LREM", "DEL"}
+BOUNDED_BY = {
+    **dict.fromkeys(("ZRANGEBYSCORE", "ZREVRANGEBYSCORE"), "'LIMIT'"),
+    **dict.fromkeys(("XRANGE", "XREVRANGE"), "'COUNT'"),
+    "LPOS": "'MAXLEN'",
+    "XTRIM": "'LIMIT'",
+}
+WHOLE = re.compile(r", 0, -1\b")
+GROWS = {
+    # One entry for each process that lives.
+    "beat_member": {"ZRANGE", "ZRANGEBYSCORE"},
+    "claim_jobs": {"ZRANGE"},
+    "find_dead": {"ZRANGEBYSCORE"},
+    "parts/silence": {"ZRANGE"},
+    # At most as many as there are slots.
+    "release_slot": {"ZRANGE"},
+    "take_slot": {"ZRANGE", "ZREMRANGEBYSCORE"},
+    # They tell all that there is.
+    "list_schedules": {"ZRANGE"},
+    "look_at_slots": {"HVALS", "ZRANGEBYSCORE"},
+    # Where lanes, letters and jobs are taken out of the middle of a list, by hand.
+    "parts/pull": {"LREM"},
+    "park_lane": {"LREM"},
+    "pause_lane": {"LREM"},
+    "purge_jobs": {"LREM"},
+    "relist_lane": {"LPOS"},
+    "resume_lane": {"LREM"},
+    "take_items": {"LREM"},
+    # The items of one batch, which is bounded.
+    "parts/batches": {"DEL", "LRANGE"},
+    # Messages by their ids, one at a time.
+    "due_retries": {"XRANGE"},
+    "edit_letter": {"XRANGE"},
+    "look_at_pending": {"XRANGE"},
+    "pending_page": {"XRANGE"},
+    "remove_letters": {"XRANGE"},
+    # What was left behind before the state of a limit was lost; what leaves a window in one moment.
+    "parts/exactlimit": {"ZRANGE", "ZRANGEBYSCORE", "ZREMRANGEBYSCORE"},
+    # Keys of another kind than a collection, or that hold none.
+    "commit_once": {"DEL"},
+    "drop_group": {"DEL"},
+    "drop_legacy": {"DEL"},
+    "forget_once": {"DEL"},
+    "land_flight": {"DEL"},
+    "leave": {"DEL"},
+    "parts/records": {"DEL"},
+    "release": {"DEL"},
+    "release_once": {"DEL"},
+    "set_cached": {"DEL"},
+    "take_flight": {"DEL"},
+    # It trims nothing away: it is a write that needs no memory.
+    "note_queue_act": {"XTRIM"},
+    "remove_queue_letters": {"LTRIM"},
+    # Retention walks over what it drops.
+    "trim": {"DEL", "XRANGE", "XTRIM"},
+}
+"""Commands that may take longer the more there is, by script or part, with the reason."""
+FOLDER = files("penstock.redis").joinpath("lua")
+TEXTS = {
+    **{name: FOLDER.joinpath(f"{name}.lua").read_text() for name in NAMES},
+    **{
+        f"parts/{path.name.removesuffix('.lua')}": path.read_text()
+        for path in FOLDER.joinpath("parts").iterdir()
+    },
+}
+
+
+def unbounded_commands(text):
+    for command, rest in CALL.findall(text):
+        limit = BOUNDED_BY.get(command)
+        if command in UNBOUNDED or WHOLE.search(rest) or (limit and limit not in rest):
+            yield command
+
+
+@pytest.mark.parametrize("name", sorted(TEXTS))
+def test_a_script_uses_no_command_whose_work_grows_with_what_is_stored(name):
+    assert set(unbounded_commands(TEXTS[name])) == GROWS.get(name, set())

@@ -281,7 +281,21 @@ QUEUES = Engine(
         ],
         "edit_queue_letter": [
             on_letters(
-                "edit_queue_letter", "", [], who="me", detail="", letter=job(18), new=job(18)
+                "edit_queue_letter",
+                "",
+                [],
+                who="me",
+                detail="",
+                letter=job(18),
+                place=0,
+                new=job(18),
+            )
+        ],
+        "find_letters": [
+            Case(
+                lambda client: client.scripts.find_letters(
+                    letters=ring(client).dead_letters, first=0, count=1000, ids=["j19"]
+                )
             )
         ],
         "note_queue_act": [call("note_queue_act", who="me", what="x", count=1, detail="")],
@@ -329,6 +343,7 @@ QUEUES = Engine(
                 )
             )
         ],
+        "sweep_records": [call("sweep_records")],
         "join_queue": [call("join_queue", worker="v")],
         "beat_queue": [call("beat_queue", **HAND)],
         "leave_queue": [call("leave_queue", **HAND)],

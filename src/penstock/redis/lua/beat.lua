@@ -16,5 +16,6 @@ local now = time[1] * 1000 + math.floor(time[2] / 1000)
 redis.call('HSET', KEYS[2], 'about', ARGV[2], 'beat_ms', now)
 redis.call('PEXPIRE', KEYS[2], ARGV[3])
 redis.call('ZADD', KEYS[1], now, ARGV[1])
-redis.call('ZREMRANGEBYSCORE', KEYS[1], '-inf', now - ARGV[4])
+-- Include: sweep
+sweep_upto(KEYS[1], now - ARGV[4])
 return now

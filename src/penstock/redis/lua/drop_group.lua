@@ -20,7 +20,7 @@ local fault = fault_in('STREAM', KEYS[1]) or fault_in('HASH', KEYS[2]) or fault_
 if fault then return fault end
 local known = 0
 -- Before version 7, a full server refuses a script whose first write needs memory.
-redis.call('DEL', KEYS[4], KEYS[5], KEYS[6])
+redis.call('UNLINK', KEYS[4], KEYS[5], KEYS[6])
 redis.call('HDEL', KEYS[3], ARGV[1])
 if redis.call('EXISTS', KEYS[1]) == 1 then
   known = redis.call('XGROUP', 'DESTROY', KEYS[1], ARGV[1])

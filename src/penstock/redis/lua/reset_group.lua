@@ -36,7 +36,7 @@ if not string.match(start, '^%d+$') and not string.match(start, '^%d+%-%d+$') th
 end
 -- Include: fences
 tear_down_all(ARGV[3], ARGV[1], epoch or '0', number)
-redis.call('DEL', KEYS[4], KEYS[5], KEYS[6])
+redis.call('UNLINK', KEYS[4], KEYS[5], KEYS[6])
 -- What is pending goes with the old group.
 redis.call('XGROUP', 'DESTROY', KEYS[1], ARGV[1])
 redis.call('XGROUP', 'CREATE', KEYS[1], ARGV[1], start)

@@ -20,7 +20,7 @@
 -- Include: runs
 if redis.call('EXISTS', KEYS[1]) == 1 then return answered(ARGV[1]) and 1 or 0 end
 -- What is left of an earlier run of this id, if its record was deleted by hand.
-redis.call('DEL', KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6], KEYS[7])
+redis.call('UNLINK', KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6], KEYS[7])
 redis.call('HSET', KEYS[1], 'dag_run_id', ARGV[2], 'kind', ARGV[3], 'status', 'created',
   'version', 1, 'start_time', iso(now), 'started_ms', now, 'updated_ms', now, unpack(ARGV, 5))
 tell(ARGV[4], 'started', cjson.encode({run = ARGV[2], kind = ARGV[3], version = 1}))

@@ -1,7 +1,8 @@
   -- Every admitted call with its weight is in a log; what is in a window is summed up as calls
   -- come and leave. `edge`: what is logged up to there is not in the window any more; `oldest`:
   -- nothing that is in it was logged before.
-  local MOST_READ = 5000
+  -- Of a long log so many entries are read to tell a wait, and so many leave a window, per call.
+  local MOST_READ, MOST_LEAVING = 5000, 2000
 
   local function weight_of(member)
     local weight = string.match(member, '^c%d+%*?(%d*)$')
@@ -84,17 +85,35 @@
     find_oldest(window)
   end
 
+  -- What of a window has been logged up to `edge`, and up to where that is all of it: where a lot
+  -- leaves at once, the rest is counted as if it were still there, and leaves with the next calls.
+  local function leaving(window, edge)
+    local from, total = '(' .. window.edge, 0
+    local some = redis.call('ZRANGEBYSCORE', KEYS[1], from, edge, 'WITHSCORES', 'LIMIT', 0, MOST_LEAVING)
+    local last = #some
+    if last == 2 * MOST_LEAVING then
+      local cut = some[last]  -- there may be more of this moment: it waits, unless there is no other
+      while last > 0 and some[last] == cut do last = last - 2 end
+      if last == 0 then return sum(from, cut), tonumber(cut) end
+      edge = tonumber(some[last])
+    end
+    for place = 1, last, 2 do total = total + weight_of(some[place]) end
+    return total, edge
+  end
+
   function algo.advance(window)
     local edge = now - window.ms
     if edge <= window.edge then return end
     if window.used > 0 and edge >= state[4] then
       window.used = 0  -- whether the log is still there or has expired
       if window.ms == longest then
-        redis.call('DEL', KEYS[1])
+        redis.call('UNLINK', KEYS[1])
         state[6] = 0
       end
     elseif window.used > 0 and edge >= window.oldest then
-      window.used = window.used - sum('(' .. window.edge, edge)
+      local gone
+      gone, edge = leaving(window, edge)
+      window.used = window.used - gone
       if window.ms == longest then redis.call('ZREMRANGEBYSCORE', KEYS[1], '-inf', edge) end
       window.edge = edge
       find_oldest(window)
@@ -120,26 +139,38 @@
   end
 
   -- The ms until `need` more have left a window; of a long log with weights, until the earliest time
-  -- at which they may have.
+  -- at which they may have. What was read of the log is kept for the next question of this call.
+  local walks = {}
   function algo.wait(window, need)
     if need > window.used then return math.huge end
-    local place = redis.call('ZCOUNT', KEYS[1], '-inf', window.edge)
-    if window.used == redis.call('ZCARD', KEYS[1]) - place then
-      local found = redis.call('ZRANGE', KEYS[1], place + need - 1, place + need - 1, 'WITHSCORES')
+    local walk = walks[window]
+    if not walk then
+      local first = redis.call('ZCOUNT', KEYS[1], '-inf', window.edge)
+      walk = {first = first, sums = {}, ends = {},
+        is_plain = window.used == redis.call('ZCARD', KEYS[1]) - first}
+      walks[window] = walk
+    end
+    if walk.is_plain then
+      local place = walk.first + need - 1
+      local found = redis.call('ZRANGE', KEYS[1], place, place, 'WITHSCORES')
       return found[2] and tonumber(found[2]) + window.ms - now or math.huge
     end
-    local last, leaves = place + MOST_READ, now
-    while need > 0 and place < last do
+    local sums, ends = walk.sums, walk.ends
+    while (sums[#sums] or 0) < need and #sums < MOST_READ do
+      local place = walk.first + #sums
       local some = redis.call('ZRANGE', KEYS[1], place, place + 99, 'WITHSCORES')
       if not some[1] then return math.huge end
       for index = 1, #some, 2 do
-        need = need - weight_of(some[index])
-        leaves = tonumber(some[index + 1]) + window.ms
-        if need <= 0 then break end
+        sums[#sums + 1] = (sums[#sums] or 0) + weight_of(some[index])
+        ends[#ends + 1] = tonumber(some[index + 1]) + window.ms
       end
-      place = place + 100
     end
-    return leaves - now
+    local low, high = 1, #sums
+    while low < high do
+      local middle = math.floor((low + high) / 2)
+      if sums[middle] >= need then high = middle else low = middle + 1 end
+    end
+    return ends[low] - now
   end
 
   function algo.period(window)

@@ -68,7 +68,7 @@ else
 end
 
 if state[1] ~= algorithm then
-  redis.call('DEL', KEYS[1])
+  redis.call('UNLINK', KEYS[1])
   state[6] = 0
   if state[4] < now then state[4] = now end
   -- GCRA does not know how many there were: as many as there may have been. Of a period that was

@@ -34,9 +34,11 @@ local function turn(record, index, id, to, ms, fields)
   return true
 end
 
--- Forgets those that have been in a final state for as long as their records are kept.
+-- Forgets those that have been in a final state for as long as their records are kept: a bounded
+-- number per call, and more than one call can add.
+-- Include: sweep
 local function sweep(index, state, ms, ttl)
-  redis.call('ZREMRANGEBYSCORE', index .. state, '-inf', ms - ttl)
+  return sweep_upto(index .. state, ms - ttl)
 end
 
 -- Takes a job to a final state: from then on its record has an end.

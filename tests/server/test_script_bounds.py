@@ -1,0 +1,173 @@
+"""No script does work that grows with what is stored: every script, with every collection filled.
+
+Each collection is filled with a million entries, one after the other. The server's own time of a
+call counts, by its SLOWLOG: others wait for so long. Which commands a script may use at all is a
+test of its text, in `tests/unit/test_scripts.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator, Sequence
+from typing import Any
+
+import pytest
+
+from penstock.errors import ServerError
+from penstock.redis.client import Client
+from penstock.settings import Settings
+from penstock.testing.servers import ServerProcess
+
+from .script_cases import ENGINES, Engine
+
+NAMESPACE = "bounds"
+VERY_MANY = 1_000_000
+LONGEST_US = 5_000
+TRIES = 4
+"""The best counts: on a busy machine the server may have to wait for the processor."""
+
+GROWING: dict[str, tuple[str, ...]] = {
+    # They answer with all that there is, as they are asked to.
+    "list_schedules": ("schedule",),
+    "look_at_slots": ("holders", "tickets"),
+    # One entry for each process that lives: what is as large as that is in memory anyway.
+    "beat_member": ("members", "member_info"),
+    "beat_queue": ("workers",),
+    "claim_jobs": ("workers",),
+    "find_dead": ("workers",),
+    # As many entries as there are slots.
+    "release_slot": ("holders",),
+    "take_slot": ("holders", "waiting", "tickets"),
+    # By hand: a lane leaves the ring wherever it stands in it.
+    "pause_lane": ("ring",),
+    "park_lane": ("ring",),
+    "relist_lane": ("ring",),
+    "resume_lane": ("ring",),
+}
+"""Scripts that may take longer because of certain collections, by how their keys end."""
+
+FILL = """
+local kind, count, now = redis.call('TYPE', KEYS[1]).ok, tonumber(ARGV[1]), tonumber(ARGV[2])
+local done, latest, some = tonumber(ARGV[3]), 0, {}
+if kind == 'stream' then
+  local last = redis.call('XREVRANGE', KEYS[1], '+', '-', 'COUNT', 1)[1]
+  latest = (last and string.match(last[1], '^%d+') or 0) - done
+end
+local function send(command)
+  if some[1] then redis.call(command, KEYS[1], unpack(some)) end
+  some = {}
+end
+local function add(command, ...)
+  for _, part in ipairs({...}) do some[#some + 1] = part end
+  if #some >= 1000 then send(command) end
+end
+for i = done + 1, done + count do
+  if kind == 'zset' then
+    -- Half of them are long over, the others are to come.
+    local score = i % 2 == 0 and i or now + 86400000 + i
+    local is_log = string.find(KEYS[1], 'limit', 1, true)
+    add('ZADD', score, is_log and 'c' .. i or 'f' .. i .. ' ' .. i .. '-0')
+  elseif kind == 'hash' then
+    add('HSET', 'f' .. i .. ' ' .. i .. '-0', '{"task":"t","id":"f' .. i .. '"}')
+  elseif kind == 'list' then
+    local is_ring = string.find(KEYS[1], 'ring', 1, true)
+    add('RPUSH', is_ring and 'f' .. i or '{"task":"t","id":"f' .. i .. '"}')
+  elseif kind == 'set' then
+    add('SADD', 'f' .. i)
+  elseif kind == 'stream' then
+    redis.call('XADD', KEYS[1], string.format('%.0f-0', latest + i), 'type', 'x', 'payload', 'f')
+  end
+end
+for command, of in pairs({ZADD = 'zset', HSET = 'hash', RPUSH = 'list', SADD = 'set'}) do
+  if kind == of then send(command) end
+end
+return kind
+"""
+SIZES = """
+local sizes = {}
+local of = {zset = 'ZCARD', hash = 'HLEN', list = 'LLEN', set = 'SCARD', stream = 'XLEN'}
+for _, key in ipairs(redis.call('KEYS', ARGV[1])) do
+  local command = of[redis.call('TYPE', key).ok]
+  if command then
+    sizes[#sizes + 1] = key
+    sizes[#sizes + 1] = redis.call(command, key)
+  end
+end
+return sizes
+"""
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[ServerProcess]:
+    with ServerProcess("valkey", "--appendonly", "no", "--save", "") as running:
+        yield running
+
+
+@pytest.fixture
+async def client(server: ServerProcess) -> AsyncIterator[Client]:
+    async with Client(Settings(url=server.unix_url, namespace=NAMESPACE)) as opened:
+        await opened.call("CONFIG", "SET", "slowlog-log-slower-than", 0)
+        await opened.call("CONFIG", "SET", "slowlog-max-len", 1000)
+        yield opened
+
+
+async def populate(client: Client, engine: Engine) -> None:
+    await client.call("FLUSHALL", "ASYNC")
+    seconds, _ = await client.call("TIME")
+    for reply in await client.pipeline(list(engine.populate(client, int(seconds) * 1000))):
+        assert not isinstance(reply, ServerError), reply
+    if engine.begin is not None:
+        await engine.begin(client)
+
+
+async def sizes(client: Client) -> dict[str, int]:
+    """How many entries each collection has."""
+    flat = await client.call("EVAL", SIZES, 0, f"{NAMESPACE}:*")
+    return {key.decode(): size for key, size in zip(flat[::2], flat[1::2], strict=True)}
+
+
+async def fill(client: Client, keys: Sequence[str], count: int) -> None:
+    seconds, _ = await client.call("TIME")
+    step = 20_000
+    for key in keys:
+        for done in range(0, count, step):
+            few = min(step, count - done)
+            await client.call("EVAL", FILL, 1, key, few, int(seconds) * 1000, done)
+
+
+async def longest_us(client: Client, call: Any) -> int:
+    """The server's time for the script."""
+    await client.call("SLOWLOG", "RESET")
+    await call(client)
+    entries = await client.call("SLOWLOG", "GET", -1)
+    return max(us for _, _, us, words, *_ in entries if words[0].upper().startswith(b"EVAL"))
+
+
+def may_grow(name: str, key: str) -> bool:
+    return key.rpartition(":")[2].endswith(GROWING.get(name, ())) if name in GROWING else False
+
+
+@pytest.mark.torture
+@pytest.mark.parametrize("engine", ENGINES, ids=lambda one: next(iter(one.cases)))
+async def test_no_script_takes_five_milliseconds_at_a_million_entries(
+    engine: Engine, client: Client
+) -> None:
+    await populate(client, engine)
+    slow: dict[str, int] = {}
+    for key in await sizes(client):
+        await populate(client, engine)
+        await fill(client, [key], VERY_MANY)
+        for name, cases in engine.cases.items():
+            if may_grow(name, key):
+                continue
+            for number, case in enumerate(cases):
+                took = LONGEST_US + 1
+                for _ in range(TRIES):
+                    if (await sizes(client)).get(key, 0) < VERY_MANY // 2:
+                        await populate(client, engine)
+                        await fill(client, [key], VERY_MANY)
+                    took = min(took, await longest_us(client, case.call))
+                    if took <= LONGEST_US:
+                        break
+                if took > LONGEST_US:
+                    slow[f"{name}, case {number}: {key}"] = took
+    assert not slow
