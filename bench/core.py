@@ -14,7 +14,9 @@ from contextlib import asynccontextmanager
 import msgspec
 from redis.asyncio import Redis
 
+from allocator import processor_time_ratio
 from penstock import Client, Codec, Settings
+from penstock.redis.allocator import find_jemalloc
 from penstock.redis.wire import Wire
 from penstock.settings import CodecSettings
 from penstock.testing.figures import Figure, ratio
@@ -74,6 +76,10 @@ async def figures(*, quick: bool) -> AsyncIterator[Figure]:
         rounds,
     )
     yield Figure(SUITE, "200-byte payload, both ways: codec / msgspec", value, "x", 0.65, ">=")
+    if find_jemalloc():
+        value = await processor_time_ratio(size, 3)
+        what = "embedded server's processor time: jemalloc / libc"
+        yield Figure(SUITE, what, value, "x", 1.0, "<=")
     yield Figure(SUITE, "import penstock", _import_ms(rounds), "ms", 150, "<=")
     yield Figure(SUITE, "embedded server, from nothing", await _start_ms(rounds), "ms", 500, "<=")
 
