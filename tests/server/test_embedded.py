@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from penstock.errors import BinaryMissing, EmbeddedError
-from penstock.redis import binary, embedded as embedding, keeper
+from penstock.redis import binary, keeper
+from penstock.redis import embedded as embedding
 from penstock.redis.allocator import allocator_of, find_jemalloc
 from penstock.testing.processes import all_gone, is_alive, processes_in
 from penstock.testing.resp import RespClient
@@ -410,7 +411,9 @@ def test_what_cannot_be_loaded_before_it_does_not_keep_it_from_starting(
     library.write_bytes(b"no library")
     if fault == "ends the process":
         source = tmp_path / "library.c"
-        source.write_text("#include <unistd.h>\n__attribute__((constructor)) void end() {_exit(1);}")
+        source.write_text(
+            "#include <unistd.h>\n__attribute__((constructor)) void end() {_exit(1);}"
+        )
         try:
             subprocess.run(["cc", "-shared", "-fPIC", "-o", library, source], check=True)
         except FileNotFoundError:

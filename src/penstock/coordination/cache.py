@@ -36,7 +36,7 @@ from penstock.errors import (
 from penstock.errors.base import shown
 from penstock.quiet import RateLimitedLog
 from penstock.redis.client import Client
-from penstock.redis.codec import Codec
+from penstock.redis.codec import Codec, Unpacked
 from penstock.redis.keys.coordination import CacheKeys
 from penstock.redis.node import Role
 from penstock.redis.wire import Argument, Command, Reply
@@ -85,7 +85,7 @@ class Cache:
         self.space = space
         self._client, self._codec = client, codec
         self._ttl_s = lasting_ms(ttl_s, client.settings.cache.ttl_s) / 1000
-        self._encode = codec.encoder(Any)
+        self._begin = codec.beginner(Any)
         self._flights = Flights(client, leases)
 
     def __repr__(self) -> str:
@@ -103,7 +103,7 @@ class Cache:
         DecodeError if it is not of the `type`.
         """
         data: bytes | None = await self._call("GET", self._keys(key).value)
-        return default if data is None else self._decoder(type)(data)
+        return default if data is None else await self._decoded(data, type)
 
     async def get_many(self, keys: Iterable[str], *, type: Any = Any) -> dict[str, Any]:  # noqa: A002
         """The values that are there, by their keys; one round trip for each 500.
@@ -125,7 +125,7 @@ class Cache:
         return await self._client.scripts.set_cached(
             value=keys.value,
             flight=keys.flight,
-            data=self._encode(value),
+            data=await self._encoded(value),
             ttl_ms=ttl_ms,
             nx=int(nx),
         )
@@ -202,7 +202,7 @@ class Cache:
             value: Any = make()
             if inspect.isawaitable(value):
                 value = await value
-            data = self._encode(value)
+            data = await self._encoded(value)
             decode(data)  # what nobody could read is not stored
             return data
 
@@ -252,7 +252,7 @@ class Cache:
             if not isinstance(answer, Mapping):
                 raise InvalidItem(f"made {shown(answer, 60)}: expected values by their keys")
             given = cast("Mapping[str, Any]", answer)
-            data = {name: self._encode(given[name]) for name in names if name in given}
+            data = {name: await self._encoded(given[name]) for name in names if name in given}
             for one in data.values():
                 decode(one)  # what nobody could read is not stored
             return data
@@ -326,6 +326,15 @@ class Cache:
         return await self._call("ZCARD", self._keys(key).sorted)
 
     # inside
+
+    async def _encoded(self, value: Any) -> bytes:
+        begun = self._begin(value)
+        return await self._codec.finish(begun) if isinstance(begun, Unpacked) else begun
+
+    async def _decoded(self, data: bytes, type_: Any) -> Any:
+        if self._codec.is_large(data) and not _is_plain(type_):
+            return await self._codec.decode_large(data, type_)
+        return self._decoder(type_)(data)
 
     def _keys(self, key: str) -> CacheKeys:
         return self._client.keys.cache(self.space, key)

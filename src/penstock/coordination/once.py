@@ -207,7 +207,8 @@ class Once:
         said = SendOptions(**told)
         target = queue.target(said, max_size, overflow)
         raw = RawJobs(queue)
-        job = raw.made(data, said, await queue.server_ms() if said.expires is not None else 0)
+        now_ms = await queue.server_ms() if said.expires is not None else 0
+        job = await raw.made(data, said, now_ms)
 
         async def submit(mark: str, by: str) -> Enqueued:
             added = await raw.submit(job, target, _unique_mark(wanted, mark, by, replay=replay))

@@ -70,6 +70,7 @@ class QueueConsumer(Service):
             self._performer_of,
             queue.options.retry,
             unknown_s=settings.unknown_s,
+            most_result=settings.max_result_bytes,
             places=self._places,
             resolver=resolver,
             failure_log=FailureLog("queue", queue.name, client.settings),

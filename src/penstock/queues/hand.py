@@ -15,12 +15,13 @@ from penstock.errors import OutcomeUnknown, ServerError
 from penstock.queues.attempts import begun_item
 from penstock.queues.context import JobContext
 from penstock.queues.counts import Counts
-from penstock.queues.items import read_item
+from penstock.queues.items import Item, read_item
 from penstock.queues.pulse import Pulse
 from penstock.quiet import RateLimitedLog
 from penstock.redis.client import Client
-from penstock.redis.codec import Codec
+from penstock.redis.codec import SURELY_SMALL, Codec, Form
 from penstock.redis.keys import QueueKeyring
+from penstock.redis.off_loop import off_loop
 from penstock.redis.scripts import Scripts
 from penstock.redis.wire import Argument
 from penstock.runtime.backoff import retry_delay_s
@@ -34,7 +35,7 @@ T = TypeVar("T")
 
 MOST_DONE = 1_000
 """Claims acknowledged by one call. More would stop the server for too long."""
-_MOST_TOLD = 100
+_MOST_TOLD, _MOST_TOLD_BYTES = 100, 4 * 1024 * 1024
 _ENDS_UNDER_WAY = 2
 _LOOK_AGAIN_AFTER_S = (0.5, 2.0, 10.0)
 _SURPLUS_S = 1.0
@@ -79,6 +80,8 @@ class Hand:
         """Whether there are jobs on the lists that were cancelled."""
         self.meets_suspects = False
         """Whether a claim may have stopped at a job that is claimed alone: see `attempts`."""
+        self.has_more = False
+        """Whether the last claim left jobs on the lists because it had its bytes."""
         self.first_fields: Callable[[JobContext], Sequence[Argument]] | None = None
         """Names and values for the record of a job that another program pushed."""
         self.draining = False
@@ -152,7 +155,7 @@ class Hand:
             await self._find_strays()
         done, self.done = self.done[:MOST_DONE], self.done[MOST_DONE:]
         first, self._first = self._first, self._first + most
-        numbers = range(first, first + most)
+        numbers, large = range(first, first + most), dict[bytes, Item]()
         self._under_way.append(numbers)
         try:
             reply = await self._scripts.claim_jobs(
@@ -164,6 +167,9 @@ class Hand:
                 self._doubt = True
                 self._looks_due = [time.monotonic() + wait_s for wait_s in _LOOK_AGAIN_AFTER_S]
             raise
+        else:
+            if not isinstance(reply, int):
+                large = await self._read_large(reply[4:])
         finally:
             self._under_way.remove(numbers)
         if isinstance(reply, int):
@@ -175,13 +181,26 @@ class Hand:
         self._note_time(now_ms)
         self.next_due_ms = max(0, self.next_due_ms)  # an infinite time comes back as a negative one
         self.uses_lanes, self.has_cancelled = bool(flags & 1), bool(flags & 2)
-        self.meets_suspects = bool(flags & 4)
-        jobs = self._taken(first, taken)
+        self.meets_suspects, self.has_more = bool(flags & 4), bool(flags & 8)
+        jobs = self._taken(first, taken, large)
         self._note_surplus(held - len(self.jobs) - sum(map(len, self._under_way)))
         strays, self._strays = self._strays, []
         return strays + jobs
 
-    def _taken(self, number: int, taken: Sequence[object]) -> list[JobContext]:
+    async def _read_large(self, taken: Sequence[object]) -> dict[bytes, Item]:
+        """Read jobs in a thread that take long to unpack."""
+        codec, read = self.codec, dict[bytes, Item]()
+        lists: Sequence[list[bytes]] = taken[1::2]  # type: ignore[assignment]
+        for items in lists:
+            if max(map(len, items), default=0) > SURELY_SMALL:
+                for data in items:
+                    if codec.is_large(data, Form.TEXT):
+                        read[data] = await off_loop(read_item, data, codec)
+        return read
+
+    def _taken(
+        self, number: int, taken: Sequence[object], large: dict[bytes, Item]
+    ) -> list[JobContext]:
         jobs: list[JobContext] = []
         codec, known = self.codec, self.jobs
         lanes: Iterable[tuple[bytes, list[bytes]]] = zip(taken[::2], taken[1::2], strict=True)  # type: ignore[assignment]
@@ -189,7 +208,8 @@ class Hand:
             ending = b":" + lane if lane else b""
             for data in items:
                 claim = _claim(b"%d%b" % (number, ending)) if lane else str(number)
-                job = known[claim] = JobContext(self, claim, read_item(data, codec))
+                item = (large.pop(data, None) if large else None) or read_item(data, codec)
+                job = known[claim] = JobContext(self, claim, item)
                 jobs.append(job)
                 number += 1
         return jobs
@@ -309,9 +329,10 @@ class Hand:
 
     def _some_ended(self) -> tuple[str, list[Ended]]:
         """Take some that have come to the same end."""
-        state, count = self.ended[0].state, 1
+        state, count, size = self.ended[0].state, 1, len(self.ended[0].result)
         for one in self.ended[1:_MOST_TOLD]:
-            if one.state != state:
+            size += len(one.result)
+            if one.state != state or size > _MOST_TOLD_BYTES:
                 break
             count += 1
         some, self.ended = self.ended[:count], self.ended[count:]

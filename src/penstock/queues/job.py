@@ -70,9 +70,11 @@ class Job(Generic[R]):
         if status != "done":
             raise JobFailed(self.queue, self.id, status, error)
         if result is None:
-            raise DecodeError(f"job {self.id!r}: its result could not be stored as JSON")
-        type_ = result_type_of(self.type)
-        return cast("R", self._queue.codec.decode(result, type_))
+            raise DecodeError(f"job {self.id!r}: {error or 'its result could not be stored'}")
+        type_, codec = result_type_of(self.type), self._queue.codec
+        if codec.is_large(result):
+            return cast("R", await codec.decode_large(result, type_))
+        return cast("R", codec.decode(result, type_))
 
     async def cancel(self) -> bool:
         """End the job if it waits, ask it to stop if it runs; False if it had ended."""

@@ -36,6 +36,8 @@ quiet = RateLimitedLog(logger)
 _LAST_WORDS_S = 2.0
 _TEND_S = 0.5
 _TYPES_S = 5.0
+# How often jobs whose records have gone leave the indexes, and how many calls that takes at most.
+_SWEEP_S, _MOST_SWEEPS = 30.0, 50
 _BLOCK_S = 1.0
 _MOST_WATCHED = 500
 _FIRST_PAUSE_S = 0.02
@@ -67,7 +69,7 @@ class Life:
         self._hint = True
         """Whether there may be jobs to claim."""
         self._futile = False
-        self._reap_after = self._paused_until = self._types_after = 0.0
+        self._reap_after = self._paused_until = self._types_after = self._sweep_after = 0.0
         self.foreign = ""
         """Which of the queue's lists hold something of another type."""
         self._failures = 0
@@ -84,6 +86,7 @@ class Life:
             places=places,
             # What is claimed ahead would count against the limit without running.
             ahead=0 if queue.options.limit or queue.options.lane_limit else _MOST_CALLS * prefetch,
+            ahead_bytes=self._settings.prefetch_bytes,
             when_news=self._something_ended,
             pulse=hand.pulse,
         )
@@ -200,7 +203,7 @@ class Life:
         if jobs:
             self._futile = False
             await self._accept(jobs)
-        if len(jobs) < wanted:
+        if len(jobs) < wanted and not self._hand.has_more:
             self._hint = False
             self._waiters.arm(futile=self._futile or retry_after_s > 0)
             self._futile = not jobs
@@ -312,6 +315,7 @@ class Life:
                     await self._reap()
                 await self._look_for_cancelled()
                 await self._look_for_foreign()
+                await self._sweep_records()
             except ServerError as error:
                 if not error.transient:
                     logger.exception("queue %s: cannot look after it", self._queue.name)
@@ -323,6 +327,15 @@ class Life:
         paused_ms = hand.pulse.paused_ms
         if await self._reaper.reap(hand.now_ms, hand.worker, paused_ms=paused_ms):
             self._there_are_jobs()
+
+    async def _sweep_records(self) -> None:
+        """Forget jobs whose records have gone; while jobs end, their own scripts do so."""
+        if time.monotonic() < self._sweep_after:
+            return
+        self._sweep_after = time.monotonic() + _SWEEP_S
+        for _ in range(_MOST_SWEEPS):
+            if not await self._client.scripts.sweep_records(keys=self._hand.keys):
+                return
 
     async def _look_for_foreign(self) -> None:
         """Report lists of the queue that another program has made something else of.

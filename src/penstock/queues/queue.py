@@ -122,7 +122,7 @@ class Queue:
             job_id=job_id,
         )
         target = self.target(said, max_size, overflow)
-        job = self._raw.made(data, said, await self._now_for(said))
+        job = await self._raw.made(data, said, await self._now_for(said))
         if job.needs_script:
             added = await self._raw.submit(job, target)
             return self._result(
@@ -155,7 +155,7 @@ class Queue:
         said = SendOptions(priority=priority, group=group, delay=delay, at=at, expires=expires)
         target = self.target(said, max_size, overflow)
         now_ms = await self._now_for(said)
-        jobs = [self._raw.made(data, said, now_ms) for data in many]
+        jobs = [await self._raw.made(data, said, now_ms) for data in many]
         if any(job.needs_script for job in jobs):
             submissions = [partial(self._raw.submit, job, target) for job in jobs]
             added = await self.adder.submit_many(submissions)

@@ -16,7 +16,8 @@ from penstock.queues.items import UNREADABLE, Item, new_id, read_item, write_ite
 from penstock.queues.options import SendOptions
 from penstock.queues.records import first_fields
 from penstock.queues.sending import meta_of
-from penstock.redis.codec import Form
+from penstock.redis.codec import Form, Unpacked
+from penstock.redis.off_loop import off_loop
 from penstock.redis.wire import Argument
 
 if TYPE_CHECKING:
@@ -48,15 +49,23 @@ class RawJobs:
     def __init__(self, queue: Queue) -> None:
         self._queue, self._codec = queue, queue.codec
         type_ = queue.options.type
-        self._encode: Callable[[Any], bytes]
+        self._encode: Callable[[Any], bytes | Unpacked]
         if type_ is Any:
-            self._encode = lambda data: queue.codec.encode(data, Form.TEXT)
+            self._encode = lambda data: queue.codec.begin(data, Form.TEXT)
         else:
-            self._encode = queue.codec.encoder(type_, Form.TEXT)
+            self._encode = queue.codec.beginner(type_, Form.TEXT)
 
-    def made(self, data: Any, options: SendOptions, now_ms: int) -> RawJob:
+    async def made(self, data: Any, options: SendOptions, now_ms: int) -> RawJob:
         """Encode a job, with what is to be remembered about it."""
-        stored, tracked = self._encode(data), self._queue.options.status
+        stored = self._encode(data)
+        if not isinstance(stored, Unpacked):
+            return self._with_options(stored, options, now_ms)
+        packed = await self._codec.finish(stored)
+        return await off_loop(self._with_options, packed, options, now_ms)
+
+    def _with_options(self, stored: bytes, options: SendOptions, now_ms: int) -> RawJob:
+        """Add what is to be remembered. Of a large job this runs in a thread."""
+        tracked = self._queue.options.status
         if (
             not tracked
             and meta_of(options, tracked=False, now_ms=now_ms) is None

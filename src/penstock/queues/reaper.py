@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
+from functools import partial
 from typing import NamedTuple
 
 import msgspec
@@ -12,7 +13,7 @@ import msgspec
 from penstock.delivery.failure_log import Attempt, FailureLog
 from penstock.delivery.looking import text
 from penstock.delivery.retries import DeathReason, RetryPolicy
-from penstock.errors import CommandRefused, InvalidName, ScriptFailed
+from penstock.errors import CommandRefused, InvalidName, ScriptFailed, ServerError
 from penstock.queues.attempts import (
     AfterCrash,
     after_crash,
@@ -27,6 +28,7 @@ from penstock.quiet import RateLimitedLog
 from penstock.redis.client import Client
 from penstock.redis.codec import Codec
 from penstock.redis.keys import QueueKeyring
+from penstock.redis.off_loop import LARGE, off_loop
 from penstock.redis.wire import Argument
 
 __all__ = ["Reaper"]
@@ -37,6 +39,8 @@ quiet = RateLimitedLog(logger)
 _AT_ONCE = 100
 _MOST_DEATHS = 3
 """So many workers may die while they read one job of a dead worker; then it is buried unread."""
+_MOST_BYTES = 4 * 1024 * 1024
+"""Of jobs that are read back at once, unless one alone has more."""
 REFUSED = (CommandRefused, ScriptFailed)
 """What stays so when it is tried again: one job or worker has it, the others may not."""
 
@@ -132,8 +136,7 @@ class Reaper:
         claims: list[bytes] = sorted(names, key=claim_number, reverse=True)
         at_once = 1 if deaths else _AT_ONCE
         moved, refused = 0, None
-        for place in range(0, len(claims) or 1, at_once):
-            some = claims[place : place + at_once][::-1]
+        async for some in self._pages(worker, claims, at_once):
             unread = 0
             if deaths and some:
                 unread, _ = await open_claims(
@@ -159,17 +162,41 @@ class Reaper:
             raise refused
         return moved
 
+    async def _pages(
+        self, worker: str, claims: Sequence[bytes], at_once: int
+    ) -> AsyncIterator[list[bytes]]:
+        """Claims to be read back together, bounded in number and in bytes; none in one page."""
+        if not claims:
+            yield []
+        key = self._keys.claimed(worker)
+        for place in range(0, len(claims), at_once):
+            page = claims[place : place + at_once]
+            sizes = await self._client.pipeline([("HSTRLEN", key, claim) for claim in page])
+            some, size = list[bytes](), 0
+            for claim, length in zip(page, sizes, strict=True):
+                if isinstance(length, ServerError):
+                    raise length
+                if some and size + length > _MOST_BYTES:
+                    yield some[::-1]
+                    some, size = [], 0
+                some.append(claim)
+                size += length
+            yield some[::-1]
+
     async def _read(
         self, worker: str, claims: Sequence[bytes], trial: bytes, now_ms: int
     ) -> list[_Verdict]:
+        """What becomes of jobs; large ones are read and written in a thread."""
+        verdicts: list[_Verdict] = []
         if not claims:
-            return []
+            return verdicts
         items = await self._client.call("HMGET", self._keys.claimed(worker), *claims)
-        return [
-            self._verdict(worker, claim, data, now_ms, alone=claim == trial)
-            for claim, data in zip(claims, items, strict=True)
-            if data is not None
-        ]
+        for claim, data in zip(claims, items, strict=True):
+            if data is None:
+                continue
+            decide = partial(self._verdict, worker, claim, data, now_ms, alone=claim == trial)
+            verdicts.append(await off_loop(decide) if len(data) > LARGE else decide())
+        return verdicts
 
     async def _tell(self, worker: str, verdicts: Sequence[_Verdict]) -> int:
         moved = await self._client.scripts.reap_claims(

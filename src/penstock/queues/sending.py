@@ -16,7 +16,7 @@ from penstock.queues.job import Job
 from penstock.queues.options import SendOptions
 from penstock.queues.records import first_fields
 from penstock.queues.signature import NO_ARGS, NO_KWARGS, encode_value
-from penstock.redis.codec import Form
+from penstock.redis.codec import Form, Unpacked
 from penstock.redis.wire import Argument
 
 if TYPE_CHECKING:
@@ -65,13 +65,15 @@ class Dispatch:
         queue = self._queue
         if options is PLAIN and not self._status():
             job_id = new_id()
-            item = self._finish(self._item(_quoted(job_id), args, kwargs))
+            item = self._item(_quoted(job_id), args, kwargs)
+            if len(item) > self._as_it_is:
+                item = await self._finish(item)
             await queue.adder.add_one(item, queue.plain_target)
             return Job(queue, job_id, True, self._type)
         job_id = options.id or new_id()
         target = queue.target(options)
         now_ms = await queue.server_ms() if options.expires is not None else 0
-        item, fields = self._optioned(job_id, args, kwargs, options, now_ms)
+        item, fields = await self._optioned(job_id, args, kwargs, options, now_ms)
         if not (options.alone or fields):
             await queue.adder.add_one(item, target)
             return Job(queue, job_id, True, self._type)
@@ -89,7 +91,9 @@ class Dispatch:
         if options is PLAIN and not self._status():
             items, as_it_is = self._items(ids, said), self._as_it_is
             if max(map(len, items), default=0) > as_it_is:
-                items = [self._finish(item) for item in items]
+                items = [
+                    item if len(item) <= as_it_is else await self._finish(item) for item in items
+                ]
             await queue.adder.add_many(items, ids, queue.plain_target)
             return [Job(queue, job_id, True, self._type) for job_id in ids]
         each = [_call_of(call) for call in said]
@@ -110,7 +114,7 @@ class Dispatch:
         for new, (args, kwargs) in zip(ids, each, strict=True):
             said = options if isinstance(options, SendOptions) else options(args, kwargs)
             job_id = said.id or new
-            item, fields = self._optioned(job_id, args, kwargs, said, now_ms)
+            item, fields = await self._optioned(job_id, args, kwargs, said, now_ms)
             made.append((job_id, item, fields, said))
             alone = alone or said.alone or bool(fields)
         if not made:
@@ -140,7 +144,7 @@ class Dispatch:
             job_id=job_id, item=item, options=options, target=target, fields=fields
         )
 
-    def _optioned(
+    async def _optioned(
         self,
         job_id: str,
         args: tuple[Any, ...],
@@ -167,14 +171,14 @@ class Dispatch:
                 unique=queue.held_key(options),
                 copied=_copied(queue.options.status_fields, args, kwargs),
             )
-        return self._finish(data), fields
+        return data if len(data) <= self._as_it_is else await self._finish(data), fields
 
-    def _finish(self, data: bytes) -> bytes:
-        if len(data) <= self._as_it_is:
-            return data
+    async def _finish(self, data: bytes) -> bytes:
+        """Compress a job that is not small, if need be in a thread."""
         codec = self._queue.codec
         if len(data) > codec.compress_above:
-            data = codec.encode(data, Form.TEXT)
+            stored = codec.begin(data, Form.TEXT)
+            data = await codec.finish(stored) if isinstance(stored, Unpacked) else stored
         return self._queue.adder.check_size(data)
 
 

@@ -31,6 +31,8 @@ _TURN = 64
 class Slots:
     """`places` loops that take jobs from one buffer, in which up to `ahead` more may wait.
 
+    Where these have more than `ahead_bytes` together, none is claimed ahead.
+
     A job whose function never waits is run on the spot, so a single slot empties the buffer at full
     speed; one that waits lets the next slot take over.
     """
@@ -41,6 +43,7 @@ class Slots:
         *,
         places: int,
         ahead: int,
+        ahead_bytes: int,
         when_news: Callable[[], None],
         pulse: Pulse,
     ) -> None:
@@ -49,8 +52,11 @@ class Slots:
         self.each_s = _QUICK_S
         """How long a job took of late."""
         self._work = work
-        self._most_ahead, self._when_news, self._pulse = ahead, when_news, pulse
+        self._most_ahead, self._most_bytes = ahead, ahead_bytes
+        self._when_news, self._pulse = when_news, pulse
         self._buffer: deque[JobContext] = deque()
+        self._bytes = 0
+        """Of the jobs in the buffer."""
         self._idle: list[asyncio.Future[None]] = []
         self._tasks: list[asyncio.Task[None]] = []
         self._waking = False
@@ -62,7 +68,7 @@ class Slots:
     def room(self, asked: int) -> int:
         """How many jobs to claim now, if `asked` may be on their way; 0 while there are enough."""
         ahead = 0
-        if self.each_s < _QUICK_S:
+        if self.each_s < _QUICK_S and self._bytes < self._most_bytes:
             ahead = min(self._most_ahead, int(self.places * _AHEAD_S / max(self.each_s, 1e-6)))
         room = self.places + ahead - self._busy - len(self._buffer) - asked
         return room if not (self._buffer or asked) or 2 * room >= self.places + ahead else 0
@@ -73,13 +79,16 @@ class Slots:
         return not self._buffer
 
     def put(self, jobs: Iterable[JobContext]) -> None:
-        self._buffer.extend(jobs)
+        new = list(jobs)
+        self._buffer += new
+        self._bytes += sum(len(job.item.data) for job in new)
         self._wake()
 
     def take_back(self) -> list[JobContext]:
         """What was put and has not been begun."""
         left = list(self._buffer)
         self._buffer.clear()
+        self._bytes = 0
         return left
 
     async def close(self) -> None:
@@ -173,6 +182,7 @@ class Slots:
             self._busy += 1
             running.add(job)
             item = job.item
+            self._bytes -= len(item.data)
             job.began = began
             try:
                 performer = performer_of(item)

@@ -27,11 +27,12 @@ from penstock.queues.context import OVER, IsolatedJob, JobContext, set_current
 from penstock.queues.counts import Counts
 from penstock.queues.hand import PASSED_OVER, Ended
 from penstock.queues.isolation import ChildPool, Isolation
-from penstock.queues.items import Item, write_item
+from penstock.queues.items import Item, Meta, write_item
 from penstock.queues.letters import build_letter
 from penstock.queues.performer import Call, Performer
 from penstock.quiet import RateLimitedLog
-from penstock.redis.codec import Codec
+from penstock.redis.codec import Codec, Unpacked
+from penstock.redis.off_loop import LARGE, off_loop
 from penstock.redis.wire import Argument
 
 __all__ = ["Work"]
@@ -60,6 +61,7 @@ class Work:
         default_policy: RetryPolicy,
         *,
         unknown_s: float,
+        most_result: int,
         places: int,
         resolver: Resolver,
         failure_log: FailureLog,
@@ -67,7 +69,8 @@ class Work:
         self.counts = counts
         self._failure_log = failure_log
         self.performer_of = performer_of
-        self._codec, self._encode, self._policy = codec, codec.encoder(Any), default_policy
+        self._codec, self._encode, self._policy = codec, codec.beginner(Any), default_policy
+        self._most_result = most_result
         self._unknown_s, self._places, self._resolver = unknown_s, places, resolver
         self._threads: ThreadPoolExecutor | None = None
         self._children: dict[Isolation, ChildPool] = {}
@@ -164,7 +167,7 @@ class Work:
         if isinstance(outcome, BaseException):
             await self._failed(job, performer, handler_error(outcome))
         elif job.tracked or job.begun or job.item.meta.unique:
-            self._end(job, "done", self._result_of(job, outcome) if job.tracked else b"")
+            self._end(job, "done", await self._result_of(job, outcome) if job.tracked else b"")
             if job.begun:
                 # Before anything else begins here: what is noted as begun, and not as done, is
                 # charged if the process ends.
@@ -245,13 +248,23 @@ class Work:
         took = f"{time.monotonic() - job.began:.3f}" if job.began else "0"
         job.hand.ended.append(Ended(job, state, took, result))
 
-    def _result_of(self, job: JobContext, outcome: Any) -> bytes:
+    async def _result_of(self, job: JobContext, outcome: Any) -> bytes:
+        """The result as it is stored, or `!` and why it is not.
+
+        The work is done: to fail the job for that would do it again.
+        """
         try:
-            return self._encode(outcome)
+            stored = self._encode(outcome)
+            if isinstance(stored, Unpacked):
+                stored = await self._codec.finish(stored)
+            if len(stored) <= self._most_result:
+                return stored
+            allowed = f"queues.max_result_bytes allows {self._most_result}"
+            why = f"the result takes {len(stored)} bytes, {allowed}"
         except EncodeError as error:
-            # The work is done: to fail it now would do it again.
-            quiet.error(f"result {job.task}", "%s: its result is lost: %s", job.task, error)
-            return b""
+            why = f"the result: {error}"
+        quiet.error(f"result {job.task}", "%s: not stored: %s", job.task, why)
+        return b"!" + _text(f"not stored: {why}")
 
     def _stopped(self, job: JobContext) -> None:
         """See to a job that was told to stop, and has."""
@@ -284,7 +297,7 @@ class Work:
         failure = Failure.of(error, job.attempt, now_ms)
         self._failure_log.failed(_attempt_of(job, limit), failure, error, next_s=decision.seconds)
         fields = [*_error_fields(failure, error), "retry_count", job.attempt]
-        item = write_item(job.item, after_failure(job, failure), self._codec)
+        item = await self._rewritten(job.item, after_failure(job, failure))
         error.__traceback__ = None  # told; kept, it would hold on to all the function's variables
         await job.hand.retry(job, item, decision.seconds, fields)
 
@@ -324,6 +337,11 @@ class Work:
         if not job.hand.lost:
             self._failure_log.buried(attempt, verdict.reason, failure, letter_id=job.id)
 
+    async def _rewritten(self, item: Item, meta: Meta) -> bytes:
+        if len(item.body) <= LARGE:
+            return write_item(item, meta, self._codec)
+        return await off_loop(write_item, item, meta, self._codec)
+
     async def _park(self, job: JobContext) -> None:
         """Let a job wait for a worker that knows what to do with it."""
         meta, now_ms = job.item.meta, job.hand.now_ms
@@ -343,7 +361,7 @@ class Work:
         parked = msgspec.structs.replace(meta, id=job.id, parked_ms=meta.parked_ms or now_ms)
         # With old and new workers side by side the next to take it may be an old one again.
         wait_s = min(_PARK_LONGEST_S, max(_PARK_FIRST_S, waited_s / 4))
-        item = write_item(job.item, parked, self._codec)
+        item = await self._rewritten(job.item, parked)
         await job.hand.retry(job, item, wait_s, (), counted_as="parked")
 
 

@@ -12,12 +12,16 @@ Above a size it is compressed, if that makes it smaller:
     Form.BINARY    elsewhere       the zstd frame itself
 
 A payload that could be mistaken for a compressed one is compressed whatever its size.
+
+Compressing megabytes takes longer than an event loop may be held up. There, what `begin` returns as
+`Unpacked` is completed by `finish`, and what `is_large` is decoded by `decode_large`: in a thread.
 """
 
 from __future__ import annotations
 
 import binascii
 from collections.abc import Callable
+from dataclasses import dataclass
 from enum import StrEnum
 from functools import lru_cache
 from typing import Annotated, Any, NewType, TypeVar, get_origin, overload
@@ -26,10 +30,11 @@ import msgspec
 
 from penstock.errors import DecodeError, EncodeError, InflationRefused
 from penstock.redis import json_rules
-from penstock.redis.zstd import MAGIC, Zstd
+from penstock.redis.off_loop import LARGE, off_loop
+from penstock.redis.zstd import MAGIC, Zstd, declared_size
 from penstock.settings import CodecSettings
 
-__all__ = ["Codec", "Form"]
+__all__ = ["SURELY_SMALL", "Codec", "Form", "Unpacked"]
 
 T = TypeVar("T")
 
@@ -38,6 +43,12 @@ _TEXT_MARK = b"Z:KLUv/"
 """How every compressed text begins: `KLUv/` is the frame's magic number in base64."""
 _TYPES_KEPT = 1024
 _RAW_TYPES: tuple[type[Any], ...] = (bytes, bytearray, memoryview)
+SURELY_SMALL = 16 * 1024
+"""Stored payloads of so few bytes are decoded on the spot, without a look at them."""
+_LARGE_INFLATED = 4 * LARGE
+"""Unpacking is several times as quick as packing."""
+_HEADER_TEXT = 2 + 24
+"""So much of a compressed text has the whole header of its frame."""
 
 
 class Form(StrEnum):
@@ -45,6 +56,19 @@ class Form(StrEnum):
 
     TEXT = "text"
     BINARY = "binary"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Unpacked:
+    """A large payload that is encoded, and still to be compressed: see `Codec.finish`."""
+
+    value: object
+    data: bytes
+    form: Form
+    escape: bool
+
+
+_Pack = Callable[..., Any]
 
 
 class Codec:
@@ -63,6 +87,7 @@ class Codec:
         self._zstd = Zstd(settings.max_inflated)
         self._cached_encoder = lru_cache(_TYPES_KEPT)(self._make_encoder)
         self._cached_decoder = lru_cache(_TYPES_KEPT)(self._make_decoder)
+        self._cached_reader = lru_cache(_TYPES_KEPT)(self._make_reader)
 
     def encode(self, value: object, form: Form = Form.BINARY) -> bytes:
         """Return the stored form, or raise EncodeError. The value's own type reads it back."""
@@ -100,22 +125,60 @@ class Codec:
         make = self._cached_decoder if _is_hashable(type_) else self._make_decoder
         return make(type_, form)
 
+    # ---- in an event loop
+
+    def beginner(self, type_: Any, form: Form = Form.BINARY) -> Callable[[Any], bytes | Unpacked]:
+        """Return `encoder(type_)` for an event loop: of large payloads `finish` does the rest."""
+        make = self._cached_encoder if _is_hashable(type_) else self._make_encoder
+        return make(type_, form, self._pack_small)
+
+    def begin(self, value: object, form: Form = Form.BINARY) -> bytes | Unpacked:
+        """As `encode`, for an event loop: of a large payload `finish` does the rest."""
+        return self._cached_encoder(type(value), form, self._pack_small)(value)
+
+    async def finish(self, large: Unpacked) -> bytes:
+        """Compress a large payload in a thread."""
+        return await off_loop(self._pack, large.value, large.data, large.form, escape=large.escape)
+
+    def is_large(self, data: bytes, form: Form = Form.BINARY) -> bool:
+        """Tell whether to decode this takes so long that `decode_large` should."""
+        if len(data) <= SURELY_SMALL or not data.startswith(_mark(form)):
+            return False
+        return len(data) > LARGE or self._inflated_size(data, form) > _LARGE_INFLATED
+
+    async def decode_large(self, data: bytes, type_: Any, form: Form = Form.BINARY) -> Any:
+        """As `decode`; what is compressed is unpacked in a thread."""
+        make = self._cached_reader if _is_hashable(type_) else self._make_reader
+        return make(type_)(await off_loop(self._unpack, data, form), data)
+
+    def _inflated_size(self, data: bytes, form: Form) -> int:
+        if form is Form.BINARY:
+            return declared_size(data[:_HEADER_TEXT])
+        try:
+            head = binascii.a2b_base64(data[len(_TEXT_PREFIX) : _HEADER_TEXT])
+        except binascii.Error:
+            return 0
+        return declared_size(head)
+
     # ---- writing
 
-    def _make_encoder(self, type_: Any, form: Form) -> Callable[[Any], bytes]:
+    def _make_encoder(
+        self, type_: Any, form: Form, pack: _Pack | None = None
+    ) -> Callable[[Any], Any]:
+        pack = pack or self._pack
         bare = _bare(type_)
         if bare is str:
-            return lambda value: self._encode_text(value, form)
+            return lambda value: self._encode_text(value, form, pack)
         if bare in _RAW_TYPES:
-            return lambda value: self._encode_raw(value, form)
-        return self._make_json_encoder(type_, form)
+            return lambda value: self._encode_raw(value, form, pack)
+        return self._make_json_encoder(type_, form, pack)
 
-    def _make_json_encoder(self, type_: Any, form: Form) -> Callable[[Any], bytes]:
+    def _make_json_encoder(self, type_: Any, form: Form, pack: _Pack) -> Callable[[Any], Any]:
         encode_json, is_finite = json_rules.encode_json, json_rules.is_finite
         finish = self._finish_json
         as_it_is = min(json_rules.NEVER_TOO_DEEP, self.compress_above, self._max_bytes)
 
-        def encode(value: Any) -> bytes:
+        def encode(value: Any) -> Any:
             try:
                 data = encode_json(value)
             except Exception as error:  # noqa: BLE001  a model's own code may run
@@ -123,40 +186,47 @@ class Codec:
             # msgspec writes NaN as null; of all ways to look for that, rfind is the quickest
             if len(data) <= as_it_is and (data.rfind(b"null") < 0 or is_finite(value)):
                 return data
-            return finish(value, data, form)
+            return finish(value, data, form, pack)
 
-        def encode_without_floats(value: Any) -> bytes:
+        def encode_without_floats(value: Any) -> Any:
             try:
                 data = encode_json(value)
             except Exception as error:  # noqa: BLE001  as above
                 raise _cannot_store(value, json_rules.encode_reason(error)) from None
             if len(data) <= as_it_is and type(value) is type_:
                 return data
-            return finish(value, data, form)
+            return finish(value, data, form, pack)
 
         return encode_without_floats if json_rules.holds_no_floats(type_) else encode
 
-    def _finish_json(self, value: object, data: bytes, form: Form) -> bytes:
+    def _finish_json(self, value: object, data: bytes, form: Form, pack: _Pack) -> Any:
         if json_rules.nests_too_deep(data):
             raise _cannot_store(value, f"it nests deeper than {json_rules.MAX_NESTING}")
         if data.rfind(b"null") >= 0 and not json_rules.is_finite(value):
             raise _cannot_store(value, "it holds NaN or an infinite number")
-        return self._pack(value, data, form, escape=False)
+        return pack(value, data, form, escape=False)
 
-    def _encode_text(self, value: object, form: Form) -> bytes:
+    def _encode_text(self, value: object, form: Form, pack: _Pack) -> Any:
         if not isinstance(value, str):
             raise _cannot_store(value, "text was declared")
         try:
             data = value.encode()
         except UnicodeEncodeError as error:
             raise _cannot_store(value, json_rules.encode_reason(error)) from None
-        return self._pack(value, data, form, escape=_looks_packed(data, form))
+        return pack(value, data, form, escape=_looks_packed(data, form))
 
-    def _encode_raw(self, value: Any, form: Form) -> bytes:
+    def _encode_raw(self, value: Any, form: Form, pack: _Pack) -> Any:
         if not isinstance(value, _RAW_TYPES):
             raise _cannot_store(value, "bytes were declared")
         data = bytes(value)
         escape = _looks_packed(data, form) or (form is Form.TEXT and not _is_text(data))
+        return pack(value, data, form, escape=escape)
+
+    def _pack_small(
+        self, value: object, data: bytes, form: Form, *, escape: bool
+    ) -> bytes | Unpacked:
+        if LARGE < len(data) <= self._max_bytes and (escape or len(data) > self.compress_above):
+            return Unpacked(value, data, form, escape)
         return self._pack(value, data, form, escape=escape)
 
     def _pack(self, value: object, data: bytes, form: Form, *, escape: bool) -> bytes:
@@ -173,12 +243,32 @@ class Codec:
     # ---- reading
 
     def _make_decoder(self, type_: Any, form: Form) -> Callable[[bytes], Any]:
+        read = self._cached_reader(type_) if _is_hashable(type_) else self._make_reader(type_)
         bare = _bare(type_)
         if bare is str or bare in _RAW_TYPES:
-            return lambda data: self._decode_plain(data, type_, bare, form)
-        return self._make_json_decoder(type_, form)
+            return lambda data: read(self._unpack(data, form), data)
+        return self._make_json_decoder(type_, form, read)
 
-    def _make_json_decoder(self, type_: Any, form: Form) -> Callable[[bytes], Any]:
+    def _make_reader(self, type_: Any) -> Callable[[bytes, bytes], Any]:
+        """Return what reads an unpacked payload; beside it stands what was stored, for errors."""
+        bare = _bare(type_)
+        if bare is str or bare in _RAW_TYPES:
+            return lambda payload, data: self._read_plain(payload, data, type_, bare)
+        decode_json = json_rules.json_decoder(type_).decode
+
+        def read(payload: bytes, data: bytes) -> Any:
+            if json_rules.nests_too_deep(payload):
+                raise DecodeError(f"JSON nests deeper than {json_rules.MAX_NESTING}", data)
+            try:
+                return decode_json(payload)
+            except Exception as error:  # noqa: BLE001  a type's own checks may run
+                raise _cannot_read(type_, json_rules.decode_reason(error), data) from None
+
+        return read
+
+    def _make_json_decoder(
+        self, type_: Any, form: Form, read: Callable[[bytes, bytes], Any]
+    ) -> Callable[[bytes], Any]:
         decode_json = json_rules.json_decoder(type_).decode
         unpack, mark = self._unpack, _mark(form)
         as_it_is = min(json_rules.NEVER_TOO_DEEP, self._max_bytes)
@@ -190,18 +280,11 @@ class Codec:
                 except Exception as error:  # noqa: BLE001  a type's own checks may run
                     if not data.startswith(mark):
                         raise _cannot_read(type_, json_rules.decode_reason(error), data) from None
-            payload = unpack(data, form)
-            if json_rules.nests_too_deep(payload):
-                raise DecodeError(f"JSON nests deeper than {json_rules.MAX_NESTING}", data)
-            try:
-                return decode_json(payload)
-            except Exception as error:  # noqa: BLE001  as above
-                raise _cannot_read(type_, json_rules.decode_reason(error), data) from None
+            return read(unpack(data, form), data)
 
         return decode
 
-    def _decode_plain(self, data: bytes, type_: Any, bare: Any, form: Form) -> Any:
-        payload = self._unpack(data, form)
+    def _read_plain(self, payload: bytes, data: bytes, type_: Any, bare: Any) -> Any:
         try:
             value = payload.decode() if bare is str else bare(payload)
             return value if type_ is bare else msgspec.convert(value, type_)

@@ -65,7 +65,7 @@ class Keeper:
         self.socket = Path(config["socket"])
         self.log = Path(config["log"])
         self.command: list[str] = config["command"]
-        self.preload: str = config["preload"]
+        self.preload: str = config.get("preload", "")
         self.linger_s = float(config["linger_s"])
         self.syncs = bool(config["syncs"])
         self.synced: dict[Path, int] = {}

@@ -113,7 +113,7 @@ class QueueScripts(ScriptCaller):
             ),
             (
                 *(worker, first, most, keys.records, keys.indexes, keys.runnings, keys.claims),
-                *done,
+                *(self._client.settings.queues.prefetch_bytes, *done),
             ),
         )
 
@@ -265,6 +265,11 @@ class QueueScripts(ScriptCaller):
     ) -> int:
         """Write into a running job's record: 1, 2 if it is to stop, 0 if it is not in hand."""
         return await self.run("note_progress", (keys.claimed(worker), record), (claim, *fields))
+
+    async def sweep_records(self, *, keys: QueueKeyring) -> int:
+        """Forget jobs whose records have gone: how many, a bounded number per call."""
+        places = tuple(keys.jobs(state) for state in ("done", "failed", "cancelled", "expired"))
+        return await self.run("sweep_records", places, (self._keep_ms,))
 
     @property
     def _keep_ms(self) -> int:

@@ -11,7 +11,7 @@ from penstock.errors import DecodeError, InflationRefused
 if TYPE_CHECKING:
     import zstandard
 
-__all__ = ["MAGIC", "Zstd"]
+__all__ = ["MAGIC", "Zstd", "declared_size"]
 
 MAGIC = b"\x28\xb5\x2f\xfd"
 """Every frame begins with these bytes, and no JSON does."""
@@ -23,6 +23,17 @@ _LARGEST_WINDOW = 8 * 1024 * 1024
 """What RFC 8878 asks every reader to support; streaming allocates a frame's whole window."""
 _SLICE = 64
 """Streaming reads so many bytes at a time, so one step unpacks to about 2 MiB at most."""
+
+
+def declared_size(head: bytes) -> int:
+    """Bytes that a frame says it unpacks to, by its first bytes; 0 if it does not say."""
+    import zstandard  # noqa: PLC0415  most processes never compress; it takes 10 ms
+
+    try:
+        size = zstandard.get_frame_parameters(head).content_size
+    except zstandard.ZstdError:
+        return 0
+    return size if size != _SIZE_UNKNOWN else 0
 
 
 class Zstd:

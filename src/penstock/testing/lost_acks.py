@@ -14,7 +14,7 @@ __all__ = ["lose_ack"]
 
 # Of `claim_jobs`, which acknowledges what is done and takes new jobs in one call: arguments before
 # the claims that are done.
-_CLAIM_ARGUMENTS = 7
+_CLAIM_ARGUMENTS = 8
 _CALLS = {b"EVALSHA", b"EVAL"}
 
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from penstock.errors import PenstockError, Rejected, SendBatchFailed, TopicMissing
+from penstock.redis.codec import Unpacked
 from penstock.redis.wire import Reply
 from penstock.topics.facts import Facts
 from penstock.topics.lanes import ELSEWHERE, Lane
@@ -55,6 +56,8 @@ class _Batch:
         self._failure: PenstockError | None = None
         self._draining = False
         self._under_way: deque[list[_Part]] = deque()
+        self._large: Unpacked | None = None
+        """The payload of the next message, where it is to be compressed in a thread."""
 
     async def send(self) -> list[str]:
         while self._unsent or self._under_way:
@@ -71,8 +74,10 @@ class _Batch:
     async def _send_chunk(self) -> None:
         sender, chunk = self._sender, list[_Part]()
         try:
+            packed = None if self._large is None else await sender.codec.finish(self._large)
+            self._large = None
             facts = sender.known.fresh() or await sender.known.get()
-            end, collected = self._collect(facts)
+            end, collected = self._collect(facts, packed)
         except PenstockError as error:
             if not self._next:
                 raise  # nothing was sent at all
@@ -88,8 +93,13 @@ class _Batch:
                 return
             chunk.append(_Part(lane, commands, places, replies))
 
-    def _collect(self, facts: Facts) -> tuple[int, dict[Lane, tuple[list[bytes], list[int]]]]:
-        """Encode the next chunk; where it ends, and its commands by partition."""
+    def _collect(
+        self, facts: Facts, packed: bytes | None
+    ) -> tuple[int, dict[Lane, tuple[list[bytes], list[int]]]]:
+        """Encode the next chunk; where it ends, and its commands by partition.
+
+        It ends before a large payload. The first one's is `packed` if that was one.
+        """
         sender, messages, key_of = self._sender, self._messages, self._key
         encode, entry = sender.encode, sender.entry
         collected: dict[Lane, tuple[list[bytes], list[int]]] = {}
@@ -100,7 +110,12 @@ class _Batch:
                 payload, key, headers = payload.payload, payload.key, payload.headers
             if key is None and key_of is not None:
                 key = key_of(payload)
-            lane, command = entry(facts, encode(payload), key, headers)
+            data = encode(payload) if packed is None else packed
+            packed = None
+            if isinstance(data, Unpacked):
+                self._large = data
+                return place, collected
+            lane, command = entry(facts, data, key, headers)
             if (part := collected.get(lane)) is None:
                 part = collected[lane] = ([], [])
             part[0].append(command)

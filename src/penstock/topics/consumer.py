@@ -354,7 +354,14 @@ class Consumer(Service):
     # ---- small parts
 
     def _source(self, partition: int) -> Source:
-        return Source(self.topic.name, partition, self.subscription.group, self._decode)
+        return Source(
+            self.topic.name,
+            partition,
+            self.subscription.group,
+            self._decode,
+            self.topic.codec,
+            self.handler.payload_type,
+        )
 
     def _place_of(self, held: Held) -> int:
         """Which reader fetches its messages.

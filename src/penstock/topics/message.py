@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -10,6 +11,7 @@ import msgspec
 
 from penstock.delivery.stored import whole_number
 from penstock.errors import DecodeError, InvalidMessage
+from penstock.redis.codec import Codec
 from penstock.topics.identity import MESSAGE_ID, identify
 from penstock.topics.java_payloads import unquoted
 
@@ -66,6 +68,10 @@ class Source:
     partition: int
     group: str
     decode: Callable[[bytes], Any]
+    codec: Codec | None = None
+    """What unpacks large payloads in a thread."""
+    type: Any = None
+    """What they are decoded as."""
 
 
 class Message:
@@ -153,6 +159,14 @@ class Message:
         if self._decoded is _NOT_YET:
             self._decoded = self.source.decode(self.raw_payload)
         return self._decoded
+
+    async def unpack_aside(self) -> None:
+        """Decode a payload that takes long to unpack; what is wrong with it shows in `payload`."""
+        codec, raw = self.source.codec, self.body
+        if codec is None or raw is None or self._decoded is not _NOT_YET or not codec.is_large(raw):
+            return
+        with suppress(DecodeError):
+            self._decoded = await codec.decode_large(raw, self.source.type)
 
     def shown(self) -> dict[str, str]:
         """Every field as text, for people and dead letters."""

@@ -21,7 +21,7 @@ from penstock.errors import (
     TopicMissing,
 )
 from penstock.redis.client import Client
-from penstock.redis.codec import Codec
+from penstock.redis.codec import Codec, Unpacked
 from penstock.redis.retry import backoff_s
 from penstock.redis.wire import Argument, Reply, pack
 from penstock.topics.claims import Publication, publication
@@ -38,6 +38,7 @@ from penstock.topics.entries import (
 from penstock.topics.facts import Facts
 from penstock.topics.known import Known
 from penstock.topics.lanes import ELSEWHERE, Direct, Lane, Trimmer
+from penstock.topics.packing import Packing
 from penstock.topics.partitioners import (
     Crc32,
     JavaHash,
@@ -81,7 +82,7 @@ class Sender:
         if interop:
             codec = Codec(replace(settings.codec, compress_above=_NEVER_COMPRESS))
         self.client, self.topic, self.known = client, topic, known
-        self.encode = codec.encoder(type_)
+        self.codec, self.encode, self.packing = codec, codec.beginner(type_), Packing(codec)
         self.trimmer = Trimmer(client, topic)
         self._direct = Direct(client)
         self.route = route_for(client, self._direct, durability)
@@ -113,6 +114,8 @@ class Sender:
     ) -> str:
         """See `Topic.send`."""
         data = self.encode(payload)
+        if self.packing or isinstance(data, Unpacked):
+            data = await self.packing.in_turn(key, data)
         if delay is not None or at is not None or idempotency_key is not None:
             return await self._send_once_or_later(
                 data, key, headers, _wait_ms(delay, at), idempotency_key

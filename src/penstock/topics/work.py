@@ -342,6 +342,7 @@ class Work:
         """
         if message.body is None and not field_of(message.fields, PAYLOAD):
             message.body = await held.surely("fetch", lambda: fetch_body(self._client, message))
+            await message.unpack_aside()
 
     def _in_loop(self) -> Callable[[Any], Awaitable[Any]]:
         if self.threads is None:

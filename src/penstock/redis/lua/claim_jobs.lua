@@ -28,12 +28,14 @@
 -- ARGV[5]  str   beginning of the names of the indexes by state
 -- ARGV[6]  str   beginning of the names of the sets of running jobs by lane
 -- ARGV[7]  str   beginning of the names of claims by worker
--- ARGV[8..]  str  claims that are done
+-- ARGV[8]  int   bytes of jobs to take at the most, but for the first job
+-- ARGV[9..]  str  claims that are done
 --
 -- Returns  list  the server's ms; ms at which the next job is due, or 0; how many claims the worker
---                has; 1 if lanes are in use, 2 if jobs on the lists were cancelled, 4 if there may be
---                suspects, or their sum; then each lane and a list of jobs taken from it, whose
---                claims are numbered in this order: '17' in the plain list, '17:high' in a lane
+--                has; the sum of 1 if lanes are in use, 2 if jobs on the lists were cancelled, 4 if
+--                there may be suspects, 8 if more were left for want of bytes; then each lane and a
+--                list of jobs taken from it, whose claims are numbered in this order: '17' in the
+--                plain list, '17:high' in a lane
 --          int   -1  the worker was given up as dead; nothing was done
 
 -- Servers before 7 let a script go on at maxmemory once it has written.
@@ -42,13 +44,14 @@ local touched, seen = redis.pcall('HDEL', KEYS[2], ''), redis.pcall('ZSCORE', KE
 if type(touched) == 'table' then return fault_in('HASH', KEYS[2]) end
 if type(seen) == 'table' then return fault_in('ZSET', KEYS[1]) end
 if not seen then
-  if #ARGV > 7 then redis.pcall('HINCRBY', KEYS[9], 'stale', #ARGV - 7) end
+  if #ARGV > 8 then redis.pcall('HINCRBY', KEYS[9], 'stale', #ARGV - 8) end
   return -1
 end
 -- Include: time
 -- Include: records
 -- Include: lanes
-local waiting, ring, parked, PUT_OFF_MS = KEYS[3], KEYS[4], KEYS[5], 10000
+local waiting, ring, parked = KEYS[3], KEYS[4], KEYS[5]
+local PUT_OFF_MS, MOST_MOVED_BYTES, FIRST_STEP = 10000, 1048576, 4
 local facts = redis.pcall('HMGET', KEYS[8], 'side', 'paused', 'bytes', 'levels', 'limit',
   'lane_limit', 'lanes', 'paused_lanes')
 if facts.err then return fault_in('HASH', KEYS[8]) end
@@ -66,21 +69,22 @@ local fault = fault_in('LIST', waiting)
   or is_due and (fault_in('HASH', KEYS[7]) or fault_in_indexes(ARGV[5]))
 if fault then return fault end
 local side, lane_limit = facts[1] or 'right', tonumber(facts[6] or 0)
-if #ARGV > 7 then
-  local done = redis.call('HDEL', KEYS[2], unpack(ARGV, 8))
+if #ARGV > 8 then
+  local done = redis.call('HDEL', KEYS[2], unpack(ARGV, 9))
   if done > 0 then redis.pcall('HINCRBY', KEYS[9], 'done', done) end
   if facts[7] then
-    for place = 8, #ARGV do
+    for place = 9, #ARGV do
       free(ARGV[6], ring, parked, waiting, ARGV[1], ARGV[place])
     end
   end
 end
 
 if is_due then
-  local moves, is_list = {}, {}
+  local moves, is_list, moved = {}, {}, 0
   for _, id in ipairs(redis.call('ZRANGEBYSCORE', KEYS[6], '-inf', now, 'LIMIT', 0, 200)) do
     local body = redis.call('HGET', KEYS[7], id)
     if body then
+      moved = moved + #body
       local where, lane, item = string.match(body, '^(.)([^\n]*)\n(.*)$')
       if not where then where, lane, item = 'b', '', body end
       if is_list[lane] == nil then is_list[lane] = not fault_in('LIST', list_of(waiting, lane)) end
@@ -92,6 +96,7 @@ if is_due then
     else
       redis.call('ZREM', KEYS[6], id)
     end
+    if moved > MOST_MOVED_BYTES then break end
   end
   for _, move in ipairs(moves) do
     local _, front, lane, item = unpack(move)
@@ -122,7 +127,9 @@ if facts[5] and left > 0 then
 end
 
 -- Include: suspects
-local pop, freed = side == 'left' and 'RPOP' or 'LPOP', 0
+local pop, unpop = 'LPOP', 'LPUSH'
+if side == 'left' then pop, unpop = 'RPOP', 'RPUSH' end
+local first_number, room, freed, is_cut = number, tonumber(ARGV[8]), 0, false
 local is_careful = redis.call('EXISTS', KEYS[12]) == 1 and not fault_in('HASH', KEYS[12])
 if is_careful then answer[4] = answer[4] + 4 end
 
@@ -145,32 +152,53 @@ local function harmless(lane, most)
   return most
 end
 
+-- Pops a few jobs, and the others by their size; what does not fit after all goes back to its place.
 local function take(lane, most)
-  if most <= 0 or (facts[8] and string.find(facts[8], '<' .. lane .. '>', 1, true)) then return 0 end
+  if most <= 0 or is_cut or (facts[8] and string.find(facts[8], '<' .. lane .. '>', 1, true)) then
+    return 0
+  end
   local suspect
   if is_careful then
     if left <= 0 then return 0 end
     most, suspect = harmless(lane, math.min(most, left))
     if most == 0 then return 0 end
   end
-  local items = redis.pcall(pop, list_of(waiting, lane), most)
-  if not items or items.err then return 0 end
-  local claims = {}
-  for place, item in ipairs(items) do
-    local field = lane == '' and tostring(number) or number .. ':' .. lane
-    claims[2 * place - 1], claims[2 * place] = field, item
-    if facts[3] then freed = freed + #item end
-    number = number + 1
+  local list, suffix = list_of(waiting, lane), lane == '' and '' or ':' .. lane
+  local items, claims, count, bytes, largest = {}, {}, 0, 0, 1
+  local step = math.min(most, FIRST_STEP)
+  while step > 0 do
+    local some = redis.pcall(pop, list, step)
+    if not some or some.err then break end
+    local got = #some
+    for place = 1, got do
+      local item = some[place]
+      local size = #item
+      if bytes + size > room and number > first_number then
+        for last = got, place, -1 do redis.call(unpop, list, some[last]) end
+        is_cut = true
+        break
+      end
+      count, bytes = count + 1, bytes + size
+      items[count], claims[2 * count - 1], claims[2 * count] = item, number .. suffix, item
+      number = number + 1
+      if size > largest then largest = size end
+    end
+    if is_cut or got < step then break end
+    step = math.min(most - count, math.max(1, math.floor((room - bytes) / largest)))
   end
-  redis.call('HSET', KEYS[2], unpack(claims))
-  answer[#answer + 1], answer[#answer + 2] = lane, items
-  left = left - #items
-  if suspect then
+  room = room - bytes
+  if facts[3] then freed = freed + bytes end
+  if count > 0 then
+    redis.call('HSET', KEYS[2], unpack(claims))
+    answer[#answer + 1], answer[#answer + 2] = lane, items
+  end
+  left = is_cut and 0 or left - count
+  if suspect and count > 0 then
     redis.call('HSET', KEYS[12], '?' .. ARGV[1], claims[1])
     redis.call('HDEL', KEYS[12], suspect)
     left = 0
   end
-  return #items
+  return count
 end
 
 -- Fair lanes take turns; one keeps its turn until it has had as many jobs as it weighs.
@@ -178,7 +206,7 @@ local function take_fairly(most)
   local taken, rounds = 0, 0
   local credit = tonumber(redis.call('HGET', KEYS[8], 'credit') or 0) or 0
   local begun_with = credit
-  while taken < most and rounds < 1000 do
+  while taken < most and rounds < 1000 and not is_cut do
     rounds = rounds + 1
     local lane = redis.call('LINDEX', ring, 0)
     if not lane then credit = 0 break end
@@ -271,7 +299,8 @@ if facts[3] and freed > 0 then
 end
 if answer[4] % 4 >= 2 and not is_careful and left > 0 and not facts[8] and redis.call('EXISTS', ring, parked) == 0
   and not fault_in('SET', KEYS[11]) then
-  redis.call('DEL', KEYS[11])  -- nothing waits on a list any more, so nothing there is cancelled
+  redis.call('UNLINK', KEYS[11])  -- nothing waits on a list any more, so nothing there is cancelled
 end
 answer[3] = redis.call('HLEN', KEYS[2])
+if is_cut then answer[4] = answer[4] + 8 end
 return answer

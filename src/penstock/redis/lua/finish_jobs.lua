@@ -17,7 +17,8 @@
 -- ARGV[5]  int   ms for which a final record is kept
 -- ARGV[6]  str   the final state of all of them
 -- ARGV[7..]  str  for each job its claim; its id; its unique key, '' for none; 1 if its record does
---                 not say yet that it was begun; how long it ran, in seconds; its result, '' for none
+--                 not say yet that it was begun; how long it ran, in seconds; its result, '' for
+--                 none, `!` and why for one that cannot be stored
 --
 -- Returns  int  how many of the jobs were in hand until now
 --          -1   the worker was given up as dead; nothing was done
@@ -60,7 +61,12 @@ for place = 7, #ARGV, 6 do
       fields[7], fields[8], fields[9], fields[10] = 'started_at', starts[began], 'worker', ARGV[1]
       fields[11], fields[12] = 'attempt', 1  -- later ones are noted as they begin
     end
-    if result ~= '' then fields[#fields + 1], fields[#fields + 2] = 'result', result end
+    if string.sub(result, 1, 1) == '!' then
+      fields[#fields + 1], fields[#fields + 2] = 'error', string.sub(result, 2)
+      fields[#fields + 1], fields[#fields + 2] = 'error_type', 'ResultNotStored'
+    elseif result ~= '' then
+      fields[#fields + 1], fields[#fields + 2] = 'result', result
+    end
     redis.call('HSET', record, unpack(fields))
     redis.call('PEXPIRE', record, ARGV[5])
     over[status][#over[status] + 1] = id
