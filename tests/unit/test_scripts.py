@@ -105,7 +105,9 @@ GROWS = {
     "beat_member": {"ZRANGE", "ZRANGEBYSCORE"},
     "claim_jobs": {"ZRANGE"},
     "find_dead": {"ZRANGEBYSCORE"},
-    "parts/silence": {"ZRANGE"},
+    "parts/silence": {"ZRANGEBYSCORE"},
+    # What one worker has claimed, which is bounded.
+    "open_claims": {"HKEYS"},
     # At most as many as there are slots.
     "release_slot": {"ZRANGE"},
     "take_slot": {"ZRANGE", "ZREMRANGEBYSCORE"},
@@ -168,4 +170,4 @@ def unbounded_commands(text):
 
 @pytest.mark.parametrize("name", sorted(TEXTS))
 def test_a_script_uses_no_command_whose_work_grows_with_what_is_stored(name):
-    assert set(unbounded_commands(TEXTS[name])) == GROWS.get(name, set())
+    assert set(unbounded_commands(TEXTS[name])) <= GROWS.get(name, set())
