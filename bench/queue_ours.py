@@ -2,7 +2,7 @@
 
 python queue_ours.py work <kind>
                      send-many <kind> <count>
-                     send-alone <count>
+                     send-alone | send-at-once <kind> <count>
                      send-paced | take-paced <a second> <count>
 
 The task is `plain`, or `tracked`: with a record of its states.
@@ -42,14 +42,21 @@ async def send_many(kind: str, _: str) -> None:
     sending.tell(total, started)
 
 
-async def send_alone(_: str) -> None:
+async def send_alone(kind: str, _: str) -> None:
     """One after the other, each awaited."""
-    task = _task("plain")
+    task = _task(kind)
     await task.send(ORDER)  # the first one opens what it needs
     started = time.perf_counter()
     for _ in range(sending.count()):
         await task.send(ORDER)
     sending.tell(sending.count(), started)
+
+
+async def send_at_once(kind: str, _: str) -> None:
+    """From many tasks, each of which awaits its job before the next."""
+    task = _task(kind)
+    await task.send(ORDER)
+    await sending.send_at_once(lambda: task.send(ORDER))
 
 
 async def send_paced(a_second: str, _: str) -> None:
@@ -86,6 +93,7 @@ ROLES = {
     "work": work,
     "send-many": send_many,
     "send-alone": send_alone,
+    "send-at-once": send_at_once,
     "send-paced": send_paced,
     "take-paced": take_paced,
 }

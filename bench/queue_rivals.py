@@ -21,10 +21,13 @@ class QueuePeer(Peer):
     alone_a_second: int = 0
     bulk_a_second: int = 0
     """0: it has no call for many jobs."""
+    at_once_a_second: int = 0
+    """0: it is not asked to send from many callers at once."""
 
     async def offers(self, arena: Arena, seconds: float) -> dict[str, float]:
-        """Jobs a second that are taken from it: `alone`, and `in bulk` if it can."""
-        return await self._send(arena, self.alone_a_second * seconds, self.bulk_a_second * seconds)
+        """Jobs a second taken from it: `alone`, `in bulk` if it can, `at once` if asked."""
+        rates = (self.alone_a_second, self.bulk_a_second, self.at_once_a_second)
+        return await self._send(arena, *(rate * seconds for rate in rates))
 
     async def works(self, arena: Arena, seconds: float) -> float:
         """Jobs a second that its worker ends, of as many as keep it busy for about so long."""
@@ -33,8 +36,13 @@ class QueuePeer(Peer):
         await arena.rest()
         return await self.drains(arena)
 
-    async def _send(self, arena: Arena, alone: float, in_bulk: float) -> dict[str, float]:
-        command = [*self.runtime(), *self.produce, "offer", round(alone), round(in_bulk)]
+    async def _send(
+        self, arena: Arena, alone: float, in_bulk: float, at_once: float = 0
+    ) -> dict[str, float]:
+        counts = [round(alone), round(in_bulk)]
+        if self.at_once_a_second:
+            counts.append(round(at_once))
+        command = [*self.runtime(), *self.produce, "offer", *counts]
         return await arena.run(command, **self.environment())
 
 
@@ -136,5 +144,6 @@ BULLMQ_NODE = QueuePeer(
     BULLMQ.backlog,
     alone_a_second=5_500,
     bulk_a_second=21_000,
+    at_once_a_second=30_000,
 )
 PYTHON_PEERS = (*(CELERY, RQ, QUEUE_DRAMATIQ, ARQ, SAQ, STREAQ, QUEUE_TASKIQ, HUEY, BULLMQ_PYTHON),)

@@ -8,6 +8,7 @@ figure that is missed.
 
 from __future__ import annotations
 
+import asyncio
 import os
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
@@ -47,7 +48,8 @@ QUICK = Sizes(1, 100_000, alone=3_000, peer_s=0.4, paced_s=3, deep=200_000)
 FULL = Sizes(5, 300_000, alone=10_000, peer_s=1.2, paced_s=6, deep=1_000_000)
 
 RAW, PLAIN, TRACKED, FAR = "by hand", "plain task", "task with a record", "2 ms away"
-ALONE, IN_BULK = " alone", " in bulk"
+ALONE, IN_BULK, AT_ONCE = " alone", " in bulk", " at once"
+WAITERS = (10, 100, 1_000, 10_000)
 P50, P99 = (f"on the way at {A_SECOND}/s, {centile}" for centile in ("p50", "p99"))
 BY_HAND = " by hand"
 CLAIM = "a claim where 10,000 wait / where many do"
@@ -61,6 +63,8 @@ async def figures(*, quick: bool) -> AsyncIterator[Figure]:
     async with open_arena() as arena:
         await results.play_rounds(arena, _turns(sizes), sizes.rounds)
         await results.play(arena, "many jobs", partial(_deep, sizes))
+        for count in WAITERS:
+            await results.play(arena, f"{count} waiters", partial(_waiters, count))
     for figure in (*_held_against_bars(results), *results.rates()):
         yield figure
 
@@ -69,11 +73,15 @@ def _held_against_bars(results: Results) -> Iterator[Figure]:
     python = [peer.name + DRAINS for peer in PYTHON_PEERS]
     alone = [peer.name + ALONE + SENDS for peer in PEERS]
     in_bulk = [peer.name + IN_BULK + SENDS for peer in PEERS if peer.bulk_a_second]
-    plain, many = PLAIN + DRAINS, PLAIN + IN_BULK + SENDS
+    plain, many, node = PLAIN + DRAINS, PLAIN + IN_BULK + SENDS, BULLMQ_NODE.name
     ratio, value = results.ratio, results.value
     yield ratio("plain task / fastest Python peer", 15, plain, *python)
-    yield ratio("plain task / BullMQ on Node", 5, plain, BULLMQ_NODE.name + DRAINS)
+    yield ratio("plain task / BullMQ on Node", 5, plain, node + DRAINS)
     yield ratio("task with a record / fastest Python peer", 6, TRACKED + DRAINS, *python)
+    yield ratio("task with a record / BullMQ on Node", 3, TRACKED + DRAINS, node + DRAINS)
+    for way in (ALONE, AT_ONCE, IN_BULK):
+        ours, theirs = TRACKED + way + SENDS, node + way + SENDS
+        yield ratio(f"sends with a record{way} / BullMQ on Node", 2, ours, theirs)
     yield ratio("plain task, 2 ms away / near", 0.6, FAR + DRAINS, plain)
     yield ratio("send_many / pipelines by hand", 0.6, many, RAW + SENDS)
     yield ratio("send_many / best peer's bulk", 8, many, *in_bulk)
@@ -87,13 +95,20 @@ def _held_against_bars(results: Results) -> Iterator[Figure]:
     yield value(CLAIM, "x", 0.8, ">=")
     yield value(SLOW, "", 0, "<=")
     yield value(LONGEST, "ms", 0, ">=")
+    for count in WAITERS:
+        name = f"{count:,} wait for results: "
+        yield value(name + "heard p99 ms", "ms", 20, "<=")
+        yield value(name + "wait commands/s", "/s", 500, "<=")
+        for cost in ("begin client µs", "begin server µs", "wait client µs/s", "wait server µs/s"):
+            yield value(name + cost, "µs", 0, ">=")
 
 
 def _turns(sizes: Sizes) -> dict[str, Turn]:
     return {
         **{peer.name: partial(_peer, peer, sizes) for peer in PEERS},
         # Who is compared has its turn soon after: a noisy moment shall hit both.
-        PLAIN + ALONE: partial(_alone, sizes),
+        PLAIN + ALONE: partial(_alone, PLAIN, "plain", sizes),
+        TRACKED + ALONE: partial(_alone, TRACKED, "tracked", sizes),
         PLAIN: partial(_ours, PLAIN, "plain", count=sizes.jobs),
         RAW: partial(_by_hand, sizes),
         FAR: partial(_ours, FAR, "plain", count=sizes.jobs, round_trip_ms=ROUND_TRIP_MS),
@@ -140,9 +155,20 @@ def _not_done(arena: Arena, count: int) -> Backlog:
     return backlog
 
 
-async def _alone(sizes: Sizes, arena: Arena) -> dict[str, float]:
-    told = await arena.run(program("queue_ours", "send-alone", sizes.alone))
-    return {PLAIN + ALONE + SENDS: told["rate"]}
+async def _alone(name: str, task: str, sizes: Sizes, arena: Arena) -> dict[str, float]:
+    told = await arena.run(program("queue_ours", "send-alone", task, sizes.alone))
+    await arena.clean()
+    at_once = await arena.run(program("queue_ours", "send-at-once", task, sizes.alone * 10))
+    return {name + ALONE + SENDS: told["rate"], name + AT_ONCE + SENDS: at_once["rate"]}
+
+
+async def _waiters(count: int, arena: Arena) -> dict[str, float]:
+    """Let many wait for results, first for nothing, then for a job every few milliseconds."""
+    with arena.started(program("queue_waiters", count)) as waiters:
+        await waiters.tells()
+        with arena.started(program("queue_waiters", "work")):
+            told = await asyncio.to_thread(waiters.result)
+    return {f"{count:,} wait for results: {name}": value for name, value in told.items()}
 
 
 async def _paced(sizes: Sizes, arena: Arena) -> dict[str, float]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import msgspec
+
 from penstock.queues.items import Item, Meta, read_item, task_item
 from penstock.queues.letters import build_letter
 from penstock.queues.queue import Queue
@@ -57,28 +59,21 @@ async def submit(
 ) -> None:
     """Add one job with a record, now or after `wait` milliseconds."""
     meta = meta or Meta(tracked=True, unique=unique)
-    reply = await client.scripts.submit_job(
+    name, own = keys.record_name(id_), msgspec.json.encode(["job_id", id_])
+    head = f"{name} {wait or '-'} {keys.unique(unique) if unique else '-'} 0 - 0 0 {len(own)}\n"
+    shared = [part for item in {"task": "mail.send", **fields}.items() for part in item]
+    reply = await client.scripts.submit_jobs(
         keys=keys,
-        record=keys.record(id_),
-        unique=keys.unique(unique or "none"),
         lane=lane,
-        queue=keys.queue,
         side="right",
         policy="reject",
         max_size=0,
         max_bytes=0,
         max_overflow=0,
-        job_id=keys.record_name(id_),
-        item=job(id_, meta),
-        wait=wait,
-        unique_ms=DAY_MS if unique else 0,
-        unique_by=keys.unique(unique or "none"),
-        unique_says="",
-        remember_ms=0,
-        keep_ms=DAY_MS,
-        fields=[part for item in {"task": "mail.send", **fields}.items() for part in item],
+        fields=msgspec.json.encode(shared),
+        jobs=[head.encode() + own + job(id_, meta)],
     )
-    assert reply[0] == 1
+    assert reply[3] == 1
 
 
 async def join(client: Client, keys: QueueKeyring, worker: str = "w1") -> None:

@@ -183,7 +183,7 @@ class Penstock(Coordination):
             # Programs that have no queues do not pay for importing them.
             from penstock.queues.registry import QueueRegistry  # noqa: PLC0415
 
-            self._registry = QueueRegistry(self.redis, self.codec)
+            self._registry = QueueRegistry(self.redis, self.codec, lambda: self.hints)
         return self._registry
 
     def queue(

@@ -232,7 +232,7 @@ class QueueSettings(Group):
     keep_s: Annotated[float, Meta(gt=0, le=3_650 * 86_400)] = 7 * 86_400.0
     """How long the record of a job stays after the job has ended."""
     unique_s: Annotated[float, Meta(gt=0, le=3_650 * 86_400)] = 7 * 86_400.0
-    """How long a unique key holds at most if its job never ends."""
+    """Has no effect any more: a unique key is held until its job has ended."""
     max_job_bytes: Bytes = 512 * 1024
     """Largest job, as it is stored. Put larger data elsewhere and queue its address."""
     max_result_bytes: Bytes = 4 * 1024 * 1024

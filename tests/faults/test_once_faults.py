@@ -260,7 +260,7 @@ async def test_a_job_whose_answer_is_lost_is_added_once(
 ):
     proxy = fault_proxy(valkey_server)
     troubled, calm = await through(proxy, valkey_server, open_once)
-    rule = proxy.add(OfScript("submit_job", fault, 2))
+    rule = proxy.add(OfScript("submit_jobs", fault, 2))
     queue = troubled.app.queue("work")
     added = await troubled.enqueue(KEY, queue, 1, value="/a.jpg", replay=replay)
     assert (added.first, added.value) == (True, "/a.jpg")
@@ -275,7 +275,7 @@ async def test_a_second_one_with_the_same_job_id_is_not_taken_for_the_first(
     proxy = fault_proxy(valkey_server)
     troubled, calm = await through(proxy, valkey_server, open_once)
     assert (await calm.enqueue(KEY, calm.app.queue("work"), 1, job_id="one")).first
-    proxy.add(OfScript("submit_job", RuleKind.SWALLOW))
+    proxy.add(OfScript("submit_jobs", RuleKind.SWALLOW))
     second = await troubled.enqueue(KEY, troubled.app.queue("work"), 1, job_id="one")
     assert not second.first
 

@@ -140,8 +140,8 @@ async def test_waiting_ends_with_its_time_and_the_job_goes_on(compute):
     with pytest.raises(TimeoutError):
         await job.result(timeout=0.05)
     assert (await job.status()).status == "queued"
-    assert compute.queue.poller._awaited == {}
-    assert compute.queue.poller._loop is None
+    assert compute.queue.ends._awaited == {}
+    assert compute.queue.ends._task is None
 
 
 async def test_a_job_without_a_record_has_no_result_and_the_remedy_is_told(app):
@@ -154,7 +154,7 @@ async def test_a_job_without_a_record_has_no_result_and_the_remedy_is_told(app):
 async def test_hundreds_wait_on_one_loop_for_their_own_jobs(compute):
     jobs = await compute.send_many([(n,) for n in range(300)])
     waiting = [asyncio.create_task(job.result(timeout=30)) for job in jobs for _ in range(2)]
-    await eventually(lambda: _all_wait(compute.queue.poller, 300))
+    await eventually(lambda: _all_wait(compute.queue.ends, 300))
     loops = [task for task in asyncio.all_tasks() if task.get_name().startswith("penstock: await")]
     assert len(loops) == 1
     worker = Worker(compute.queue)
@@ -164,8 +164,8 @@ async def test_hundreds_wait_on_one_loop_for_their_own_jobs(compute):
     assert [answer.number for answer in answers] == [n for n in range(300) for _ in range(2)]
 
 
-async def _all_wait(poller, count):
-    return len(poller._awaited) == count
+async def _all_wait(ends, count):
+    return len(ends._awaited) == count
 
 
 async def test_an_idempotent_send_finds_the_running_job_and_then_its_result(open_queues):
@@ -285,7 +285,7 @@ async def test_who_waits_is_told_when_the_client_is_closed(open_queues):
     app = await open_queues()
     job = await app.send("t", queue="jobs", idempotency_key="k")
     waiting = asyncio.create_task(job.wait())
-    await eventually(lambda: _all_wait(app.queue("jobs").poller, 1))
+    await eventually(lambda: _all_wait(app.queue("jobs").ends, 1))
     await app.close()
     with pytest.raises(Exception, match="open"):
         await asyncio.wait_for(waiting, 20)

@@ -307,8 +307,8 @@ AT_WORK = "if holder and string.sub(holder, 1, 1) ~= '!' then return"
         ("release_once", OURS, ""),
         ("release_once", "redis.call('DEL', KEYS[1], KEYS[2])", "redis.call('DEL', KEYS[2])"),
         ("forget_once", "redis.call('DEL', KEYS[2])", ""),
-        ("submit_job", "if taken and string.sub", "if by and string.sub"),
-        ("submit_job", "(by and string.sub(by, 1, 1) ~= '!')", "false"),
+        ("submit_jobs", "if taken and string.sub", "if by and string.sub"),
+        ("submit_jobs", "(by and string.sub(by, 1, 1) ~= '!')", "false"),
     ],
     ids=[
         "a mark does not keep others away",

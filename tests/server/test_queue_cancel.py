@@ -4,7 +4,8 @@ import asyncio
 import threading
 import time
 
-from tests.workplace import counters, in_hand, stored
+import pytest
+from tests.workplace import claim_as, counters, in_hand, record, stored
 
 from penstock import Fixed, RetryPolicy, current_job
 from penstock.queues.counts import Counts
@@ -202,3 +203,114 @@ async def test_a_cancelled_job_lets_its_unique_key_go_wherever_it_is(workplace):
     assert again.created
     await again.cancel()
     assert (await hang.with_options(unique="u", delay=60).send()).created
+
+
+# ---- the mark of a job that was cancelled while it waited
+
+
+async def marks(queue):
+    return await queue.client.call("SMEMBERS", queue.keyring.cancelled)
+
+
+async def cancelled_for_long(app, task):
+    """A job that waits on its list, and was cancelled so long ago that its record is gone."""
+    job = await task.send()
+    assert await job.cancel()
+    await eventually(lambda: _is_gone(task.queue, job))
+    return job
+
+
+async def _is_gone(queue, job):
+    return not await record(queue, job.id)
+
+
+@pytest.fixture
+async def forgetful(workplace):
+    """An application whose final records are kept for a moment, and a task that notes its runs."""
+    app, ran = await workplace.open(keep_s=0.03, silence_s=0.3), []
+
+    @app.task(queue="mail", status=True)
+    async def note() -> None:
+        ran.append(current_job().id)
+
+    return app, note, ran
+
+
+async def test_a_cancelled_job_is_never_run_however_long_it_has_waited(workplace, forgetful):
+    app, note, ran = forgetful
+    job = await cancelled_for_long(app, note)
+    assert await app.redis.call("PTTL", note.queue.keyring.cancelled) == -1
+    await workplace.start(app)
+    await eventually(counts(note.queue, passed_over=1))
+    last = await note.send()
+    await eventually(lambda: ran == [last.id])
+    assert await record(note.queue, job.id) == {}
+    assert await marks(note.queue) == []
+
+
+async def test_a_cancelled_job_is_passed_over_again_if_the_worker_that_did_so_dies(
+    workplace, forgetful
+):
+    app, note, ran = forgetful
+    job = await cancelled_for_long(app, note)
+    await claim_as(note.queue, "dead", 1)
+    verdicts = await app.redis.scripts.begin_jobs(
+        keys=note.queue.keyring, worker="dead", jobs=("1", job.id, 1, "", "")
+    )
+    assert verdicts == [2]
+    await workplace.start(app)
+    await eventually(counts(note.queue, reaped=1, passed_over=1))
+    assert ran == []
+
+
+async def test_a_worker_keeps_marks_that_an_earlier_version_would_let_run_out(workplace, forgetful):
+    app, note, ran = forgetful
+    await app.queues.pause("mail")
+    await cancelled_for_long(app, note)
+    await app.redis.call("PEXPIRE", note.queue.keyring.cancelled, 60_000)
+    await workplace.start(app)
+    await eventually(lambda: _persists(app, note.queue.keyring.cancelled))
+    await app.queues.resume("mail")
+    await eventually(counts(note.queue, passed_over=1))
+    assert ran == []
+
+
+async def _persists(app, key):
+    return await app.redis.call("PTTL", key) == -1
+
+
+@pytest.mark.parametrize("how", ["purged", "dropped", "dropped, compressed", "moved", "deleted"])
+async def test_a_cancelled_job_that_leaves_its_list_takes_its_mark_along(workplace, how):
+    app = await workplace.open()
+    queue = app.queue("mail", max_size=2, overflow="drop_oldest")
+
+    @app.task(queue="mail", status=True)
+    async def note(text: str) -> None: ...
+
+    job = await note.send("x" * (5_000 if "compressed" in how else 1))
+    await note.send("y")
+    assert await job.cancel()
+    assert await marks(queue) == [job.id.encode()]
+    if how == "purged":
+        await app.queues.purge("mail")
+    elif how == "moved":
+        assert await app.queues.move("mail", "other") == 1
+        assert await app.redis.call("LLEN", app.queue("other").keyring.waiting) == 1
+    elif how == "deleted":
+        await app.queues.delete("mail")
+    else:
+        await note.send("z")
+    assert await marks(queue) == []
+
+
+async def test_an_id_that_is_sent_again_runs_although_a_mark_was_left_behind(workplace, forgetful):
+    app, note, ran = forgetful
+    again = note.with_options(job_id="again")
+    job = await again.send()
+    assert await job.cancel()
+    # Another program takes the job off the list.
+    await app.redis.call("DEL", note.queue.keyring.waiting)
+    await eventually(lambda: _is_gone(note.queue, job))
+    assert (await again.send()).created
+    await workplace.start(app)
+    await eventually(lambda: ran == ["again"])

@@ -56,6 +56,8 @@ def test_jobs_are_in_one_place_however_long_one_looks(machine):
         ("bury_job", "forget(ARGV[8], ARGV[7])", ""),
         ("cancel_job", "redis.call('HDEL', KEYS[3], ARGV[1])", ""),
         ("finish_jobs", "redis.call('PEXPIRE', record, ARGV[5])", ""),
+        ("finish_jobs", "redis.pcall('SREM', KEYS[7], unpack(unmarked))", ""),
+        ("submit_jobs", "redis.call('SET', job.unique, job.id)", "redis.call('GET', job.unique)"),
     ],
     ids=[
         "a retry stays in hand",
@@ -65,6 +67,8 @@ def test_jobs_are_in_one_place_however_long_one_looks(machine):
         "a buried job keeps its unique key",
         "a cancelled job leaves its body behind",
         "a job that is done keeps its record for ever",
+        "a cancelled job leaves its mark behind",
+        "a unique key is not taken",
     ],
 )
 def test_a_script_that_breaks_a_promise_is_found(machine, monkeypatch, name, text, instead):

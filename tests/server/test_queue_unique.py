@@ -6,6 +6,8 @@ import pytest
 from tests.workplace import claim_as, counters, letters
 
 from penstock import Fixed, RetryPolicy
+from penstock.queues.cron import Every
+from penstock.queues.schedule import QUEUED, Schedule, enqueue
 from penstock.testing.eventually import eventually
 from penstock.testing.queues import clock
 
@@ -168,6 +170,77 @@ async def test_a_replayed_job_takes_its_key_again(workplace, app):
     await job.result(timeout=5)
     assert await holder(work.queue, "u") is None
     assert ran == [1, 1]
+
+
+# ---- as long as the job, and no longer
+
+
+@pytest.mark.parametrize("status", [True, False])
+async def test_a_key_is_held_however_long_its_job_waits(workplace, status):
+    app = await workplace.open(keep_s=0.01, unique_s=0.01)
+
+    @app.task(queue="mail", status=status)
+    async def work() -> None: ...
+
+    sender = work.with_options(unique="u")
+    job = await sender.send()
+    key = work.queue.keyring.unique("u")
+    assert await app.redis.call("PTTL", key) == -1
+    again = await sender.send()
+    assert (again.created, again.id) == (False, job.id)
+
+
+async def test_the_key_of_a_recurring_job_is_held_however_long_it_waits(workplace):
+    app = await workplace.open(unique_s=0.01)
+    tick = Schedule(name="t", when=Every(60), queue="mail", unique="u", make=lambda *_: b"{}")
+    assert await enqueue(app.redis, tick, [("t1", 1)]) == QUEUED
+    assert await app.redis.call("PTTL", app.queue("mail").keyring.unique("u")) == -1
+    assert await enqueue(app.redis, tick, [("t2", 2)]) != QUEUED
+    # Another program takes the job off the list.
+    await app.redis.call("DEL", app.queue("mail").keyring.waiting)
+    assert await enqueue(app.redis, tick, [("t3", 3)]) == QUEUED
+
+
+@pytest.mark.parametrize("status", [True, False])
+async def test_a_key_whose_job_has_vanished_is_taken_by_the_next(workplace, status):
+    app = await workplace.open()
+
+    @app.task(queue="mail", status=status)
+    async def work() -> None: ...
+
+    queue, sender = work.queue, work.with_options(unique="u")
+    await sender.send()
+    await app.redis.call("DEL", queue.keyring.waiting)
+    job = await sender.send()
+    assert job.created
+    assert await holder(queue, "u") == job.id
+    # While there is work of any kind, the job may be among it.
+    await claim_as(queue, "w", 1)
+    assert not (await sender.send()).created
+
+
+async def test_a_key_whose_job_has_ended_by_its_record_is_taken_by_the_next(workplace):
+    app = await workplace.open()
+
+    @app.task(queue="mail", status=True)
+    async def work() -> None: ...
+
+    sender = work.with_options(unique="u")
+    job = await sender.send()
+    await app.redis.call("HSET", work.queue.keyring.record(job.id), "status", "done")
+    assert (await sender.send()).created
+
+
+async def test_a_key_that_an_earlier_version_set_is_held_until_it_runs_out(workplace):
+    app = await workplace.open()
+
+    @app.task(queue="mail", status=True)
+    async def work() -> None: ...
+
+    key = work.queue.keyring.unique("u")
+    await app.redis.call("SET", key, "an-old-one", "PX", 60_000)
+    assert not (await work.with_options(unique="u").send()).created
+    assert await app.redis.call("PTTL", key) > 0
 
 
 # ---- once for one key

@@ -7,6 +7,7 @@ import logging
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 from penstock.errors import NotOpen, ServerError, Unreachable
@@ -36,7 +37,7 @@ class Hints:
     A hint says that there may be something to see, never what. It may be lost with its connection,
     so whoever watches looks by himself every now and then, too. After each connection is made, the
     first included, every `wake` is called once. `wake` is called in the event loop and must not
-    wait.
+    wait. `listen` is for callers that need the messages themselves.
     """
 
     def __init__(self, client: Client) -> None:
@@ -62,11 +63,7 @@ class Hints:
         Returns as soon as the server has confirmed, or after a second, or at once while there is no
         connection; then `wake` is called when there is one.
         """
-        place = self._channels.get(channel)
-        if place is None:
-            place = self._channels[channel] = _Channel()
-            if channel in self._confirmed:  # given up a moment ago, and not yet unsubscribed
-                place.subscribed.set()
+        place = self._place(channel)
         place.wakes[wake] = place.wakes.get(wake, 0) + 1
         self._begin()
         self._changed.set()
@@ -88,9 +85,26 @@ class Hints:
         place.wakes[wake] -= 1
         if place.wakes[wake] == 0:
             del place.wakes[wake]
-        if not place.wakes:
+        if not place.wakes and not place.hearers:
             del self._channels[channel]
             self._changed.set()
+
+    def listen(self, channel: str, hear: Callable[[bytes | None], None]) -> None:
+        """Call `hear` with each message on `channel`, until `close`. To ask twice is to ask once.
+
+        None stands for a new connection, on which messages may have been lost; it comes first.
+        """
+        self._place(channel).hearers.add(hear)
+        self._begin()
+        self._changed.set()
+
+    def _place(self, channel: str) -> _Channel:
+        place = self._channels.get(channel)
+        if place is None:
+            place = self._channels[channel] = _Channel()
+            if channel in self._confirmed:  # given up a moment ago, and not yet unsubscribed
+                place.subscribed.set()
+        return place
 
     async def close(self) -> None:
         """End the connection. May come twice; a later `watch` begins anew."""
@@ -210,9 +224,12 @@ class Hints:
             self._confirmed.add(channel)
             if place is not None:
                 place.subscribed.set()
-        for wake in list(place.wakes) if place is not None else ():
+        if place is None:
+            return
+        told: bytes | None = message[2] if message[0] == b"message" else None
+        for call in [*place.wakes, *(partial(hear, told) for hear in place.hearers)]:
             try:
-                wake()
+                call()
             except Exception:
                 logger.exception("a waker failed")
 
@@ -222,6 +239,7 @@ class _Channel:
 
     def __init__(self) -> None:
         self.wakes: dict[Callable[[], None], int] = {}
+        self.hearers: set[Callable[[bytes | None], None]] = set()
         self.subscribed = asyncio.Event()
 
 

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from penstock.delivery.looking import text
 from penstock.errors import (
@@ -19,32 +18,32 @@ from penstock.errors import (
     SendBatchFailed,
     ServerError,
 )
-from penstock.queues.items import read_item
-from penstock.queues.line import Line, Room
+from penstock.queues.gathering import Gatherer
+from penstock.queues.line import Line
+from penstock.queues.losses import note_losses
 from penstock.queues.options import Block, Overflow, SendOptions
-from penstock.quiet import RateLimitedLog
-from penstock.redis.keys import decode_id
+from penstock.queues.records import NO_FIELDS, Fields
+from penstock.redis.keys import QueueKeyring, decode_id
 from penstock.redis.retry import backoff_s
-from penstock.redis.wire import Argument
+from penstock.redis.wire import Argument, Reply
 
 if TYPE_CHECKING:
     from penstock.queues.queue import Queue
 
-__all__ = ["Added", "Adder", "Target", "UniqueMark"]
-
-quiet = RateLimitedLog(logging.getLogger(__name__))
+__all__ = ["Added", "Adder", "Submission", "Target", "UniqueMark"]
 
 CHUNK: Final = 500
 """Jobs that one script adds."""
+SUBMITTED_AT_ONCE: Final = 50
+"""Jobs that one script adds with records, unique keys or times: less than a millisecond's work."""
 _CHUNK_BYTES: Final = 1024 * 1024
 # So many chunks are on their way at once: a slow link stays busy, the server answers others.
 _IN_FLIGHT: Final = 4
-_SUBMITS_IN_FLIGHT: Final = 64
 _FIRST_LOOK_S, _LONGEST_LOOK_S = 0.005, 0.1
 REPEAT_WITHIN_S: Final = 10.0
 """How long a submission that may be repeated is repeated while its end is not known."""
 _REPEAT_BASE_S, _REPEAT_MAX_S = 0.05, 1.0
-_TAKEN: Final = 2
+_TAKEN, _MORE_ROOM = 2, 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,10 +74,58 @@ class UniqueMark:
 
     key: str
     by: str
-    """Key beside it: `submit_job` remembers there who has just set it."""
+    """Key beside it: `submit_jobs` remembers there who has just set it."""
     says: bytes
-    """As `submit_job` wants to have it, with a token."""
+    """As `submit_jobs` wants to have it, with a token."""
     remember_ms: int
+
+
+class Submission(NamedTuple):
+    """A job as `submit_jobs` adds it."""
+
+    name: str
+    """Its id as records are named."""
+    argument: bytes
+    shared: bytes = b""
+    """The part of its record that others have as well; empty if it has no record."""
+    waits: bool = False
+    repeatable: bool = False
+    """Whether the server knows it again, so that it can be sent again if its end is not known."""
+    alone: bool = False
+    """Whether it must not be gathered with others."""
+
+    @classmethod
+    def of(
+        cls,
+        keys: QueueKeyring,
+        job_id: str,
+        item: bytes,
+        options: SendOptions,
+        fields: Fields = NO_FIELDS,
+        mark: UniqueMark | None = None,
+    ) -> Submission:
+        """`mark` is used instead of the queue's own key for `options.unique`."""
+        name, wait = keys.record_name(job_id), options.wait()
+        head = name
+        if wait is not None or options.unique is not None or fields.own:
+            unique, unique_ms, by, remember_ms, says = "-", 0, "-", 0, b""
+            if options.unique is not None:
+                unique, unique_ms = keys.unique(options.unique), options.unique_ms()
+            if mark is not None:
+                unique, by, remember_ms, says = mark.key, mark.by, mark.remember_ms, mark.says
+            head = (
+                f"{name} {'-' if wait is None else wait} {unique} {unique_ms} {by} {remember_ms} "
+                f"{len(says)} {len(fields.own)}"
+            )
+            item = b"%b%b%b" % (says, fields.own, item)
+        return cls(
+            name,
+            b"%b\n%b" % (head.encode(), item),
+            fields.shared,
+            waits=wait is not None,
+            repeatable=bool(fields.shared) or options.unique_for is not None,
+            alone=mark is not None,
+        )
 
 
 class Adder:
@@ -86,12 +133,19 @@ class Adder:
 
     def __init__(self, queue: Queue) -> None:
         self._queue, self._client, self._keys = queue, queue.client, queue.keyring
-        self._line = Line(queue.client, queue.keyring)
-        settings = queue.client.settings.queues
+        keys, settings = queue.keyring, queue.client.settings.queues
+        places = (
+            *(keys.waiting, keys.state, keys.counters, keys.overflow, keys.ring, keys.parked),
+        )
+        others = (keys.delayed, keys.delayed_bodies, keys.workers, keys.dead_workers)
+        self._pushes = Line(queue.client, "push_jobs", places)
+        self._submits = Line(queue.client, "submit_jobs", (*places, *others))
         self._max_overflow = settings.max_overflow
         self._largest = settings.max_job_bytes
         self._keep_ms = int(settings.keep_s * 1000)
-        self._unique_ms = int(settings.unique_s * 1000)
+        self._gatherer: Gatherer[tuple[Target, bytes], Submission, Added] = Gatherer(
+            self._submit_gathered, SUBMITTED_AT_ONCE
+        )
 
     def check_size(self, item: bytes) -> bytes:
         """Return the job unchanged, or raise InvalidJob if it is too large to be stored."""
@@ -106,16 +160,10 @@ class Adder:
 
     async def add_one(self, item: bytes, target: Target) -> list[Any]:
         """Add one job; QueueFull if there is no room."""
-        room = self._room(target, await self._queue.declared())
-        answer = await self._line.push_one(room, item)
-        if answer[0] == 0 and isinstance(target.overflow, Block):
-            answer = await self._insist(
-                target.overflow, lambda policy: self._line.push_one(_with(room, policy), item)
-            )
+        side = await self._queue.declared()
+        answer = await self._push((item,), target, side)
         if answer[0] == 0:
             raise self._full(answer[1], target)
-        if answer[4]:
-            await self.note_losses(answer[4])
         return answer
 
     async def add_many(
@@ -128,10 +176,9 @@ class Adder:
         if not items:
             return [1, 0, 0, 0, []]
         side = await self._queue.declared()
-        room = self._room(target, side)
-        chunks = list(_chunks(items))
+        chunks = _chunks(items, CHUNK)
         answers: list[list[Any] | PenstockError] = [
-            await self._chunk(items[chunks[0]], room, target)
+            await self._chunk(items[chunks[0]], target, side)
         ]
         if isinstance(answers[0], ServerError):
             # What the first one met, the others would meet as well.
@@ -139,110 +186,93 @@ class Adder:
             answers += [unsent] * (len(chunks) - 1)
         elif isinstance(target.overflow, Block):
             for chunk in chunks[1:]:
-                answers.append(await self._chunk(items[chunk], room, target))
+                answers.append(await self._chunk(items[chunk], target, side))
         else:
             gate = asyncio.Semaphore(_IN_FLIGHT)
 
             async def send(chunk: slice) -> list[Any] | PenstockError:
                 async with gate:
-                    return await self._chunk(items[chunk], room, target)
+                    return await self._chunk(items[chunk], target, side)
 
             answers += await asyncio.gather(*map(send, chunks[1:]))
         return _summary(answers, chunks, ids)
 
     async def _chunk(
-        self, items: Sequence[bytes], room: Room, target: Target
+        self, items: Sequence[bytes], target: Target, side: str
     ) -> list[Any] | PenstockError:
         try:
-            answer = await self._line.push(room, items)
-            if answer[0] == 0 and isinstance(target.overflow, Block):
-                answer = await self._insist(
-                    target.overflow, lambda policy: self._line.push(_with(room, policy), items)
-                )
+            answer = await self._push(items, target, side)
         except ServerError as error:
             return error
-        if answer[0] == 0:
-            return self._full(answer[1], target)
-        if answer[4]:
-            await self.note_losses(answer[4])
+        return answer if answer[0] else self._full(answer[1], target)
+
+    async def _push(self, items: Sequence[bytes], target: Target, side: str) -> list[Any]:
+        """Run `push_jobs`, with patience where the policy has some."""
+
+        async def push(policy: str) -> list[Any]:
+            fixed = self._push_arguments(target, side, policy)
+            answer = await self._pushes.call(fixed, items)
+            if answer[4]:
+                await self.note_losses(answer[4])
+            while answer[0] == _MORE_ROOM:
+                again = await self._pushes.call(fixed, items)
+                if again[4]:
+                    await self.note_losses(again[4])
+                answer = [*again[:2], answer[2] + again[2], answer[3] + again[3], None]
+            return answer
+
+        answer = await push(_policy(target.overflow))
+        if answer[0] == 0 and isinstance(target.overflow, Block):
+            answer = await self._insist(target.overflow, push)
         return answer
+
+    def _push_arguments(self, target: Target, side: str, policy: str) -> tuple[Argument, ...]:
+        keys = self._keys
+        return (
+            *(target.lane, keys.queue, side, policy, target.max_size),
+            *(self._queue.options.max_bytes, self._max_overflow),
+            *(keys.records, keys.indexes, keys.uniques, self._keep_ms),
+        )
 
     # ---- jobs with a record, a unique key or a time
 
-    async def submit(
-        self,
-        *,
-        job_id: str,
-        item: bytes,
-        options: SendOptions,
-        target: Target,
-        fields: Sequence[Argument] = (),
-        mark: UniqueMark | None = None,
-    ) -> Added:
-        """Add one job by `submit_job`; QueueFull if there is no room.
+    async def submit(self, job: Submission, target: Target) -> Added:
+        """Add one job by `submit_jobs`, with others that come at the same time.
 
-        `mark` is used instead of the queue's own key for `options.unique`.
+        QueueFull if there is no room.
         """
-        side = await self._queue.declared()
-        wait = options.wait()
-        keys, name = self._keys, self._keys.record_name(job_id)
-        unique = keys.unique(options.unique or job_id) if mark is None else mark.key
+        if job.alone or isinstance(target.overflow, Block):
+            (ended,) = await self._submit_some((job,), target)
+        else:
+            ended = await self._gatherer.add((target, job.shared), job)
+        if isinstance(ended, PenstockError):
+            raise ended
+        return ended
 
-        async def once(policy: str) -> list[Any]:
-            return await self._client.scripts.submit_job(
-                keys=keys,
-                record=keys.record(job_id),
-                unique=unique,
-                lane=target.lane,
-                queue=keys.queue,
-                side=side,
-                policy=policy,
-                max_size=target.max_size,
-                max_bytes=self._queue.options.max_bytes,
-                max_overflow=self._max_overflow,
-                job_id=name,
-                item=item,
-                wait="" if wait is None else wait,
-                unique_ms=options.unique_ms(self._unique_ms),
-                unique_by=unique if mark is None else mark.by,
-                unique_says=b"" if mark is None else mark.says,
-                remember_ms=0 if mark is None else mark.remember_ms,
-                keep_ms=self._keep_ms,
-                fields=fields,
-            )
+    async def submit_many(self, jobs: Sequence[Submission], target: Target) -> list[Added]:
+        """Add jobs, each by itself, in their order; SendBatchFailed if not all end well.
 
-        # What the server would know again can be said again.
-        known_again = bool(fields) or options.unique_for is not None
+        Those that follow each other with the same shared fields go together.
+        """
+        chunks = _chunks([job.argument for job in jobs], SUBMITTED_AT_ONCE)
+        together = [part for chunk in chunks for part in _alike(jobs[chunk])]
+        ended: list[Added | PenstockError] = []
+        for part in together[:1]:
+            # The first goes alone: it may have to declare the queue, connect and load the script,
+            # and others would overtake it meanwhile.
+            ended += await self._submit_some(part, target)
+        if isinstance(target.overflow, Block):
+            for part in together[1:]:
+                ended += await self._submit_some(part, target)
+        else:
+            gate = asyncio.Semaphore(_IN_FLIGHT)
 
-        async def attempt(policy: str) -> list[Any]:
-            return await (self._until_known(once, policy, name) if known_again else once(policy))
+            async def submit(part: Sequence[Submission]) -> list[Added | PenstockError]:
+                async with gate:
+                    return await self._submit_some(part, target)
 
-        answer = await attempt(_policy(target.overflow))
-        if answer[0] == 0 and isinstance(target.overflow, Block):
-            answer = await self._insist(target.overflow, attempt)
-        if answer[0] == 0:
-            raise self._full(answer[1], target)
-        if answer[6:] and answer[6]:
-            await self.note_losses(answer[6])
-        holder = decode_id(text(answer[4]))
-        says = answer[7] if answer[7:] else b""
-        return Added(answer[0] != _TAKEN, answer[1], answer[2], answer[3], holder, says)
-
-    async def submit_many(self, submissions: Sequence[Callable[[], Any]]) -> list[Added]:
-        """Run submissions side by side, in their order; SendBatchFailed if not all end well."""
-        gate = asyncio.Semaphore(_SUBMITS_IN_FLIGHT)
-
-        async def one(submission: Callable[[], Any]) -> Added | PenstockError:
-            async with gate:
-                try:
-                    return await submission()
-                except (ServerError, QueueFull) as error:
-                    return error
-
-        # The first one goes alone: it may have to declare the queue, connect and load the script,
-        # and others would overtake it meanwhile.
-        ended = [await one(first) for first in submissions[:1]]
-        ended += await asyncio.gather(*map(one, submissions[1:]))
+            for some in await asyncio.gather(*map(submit, together[1:])):
+                ended += some
         failures = [one for one in ended if isinstance(one, PenstockError)]
         if not failures:
             return [one for one in ended if isinstance(one, Added)]
@@ -250,49 +280,93 @@ class Adder:
             raise failures[0]
         raise SendBatchFailed([one.id if isinstance(one, Added) else one for one in ended])
 
-    async def _until_known(self, once: Callable[[str], Any], policy: str, name: str) -> list[Any]:
-        """Repeat a submission of unknown end; what stands there under its name is then its own."""
-        doubt: OutcomeUnknown | None = None
+    async def _submit_gathered(
+        self, place: tuple[Target, bytes], jobs: Sequence[Submission]
+    ) -> list[Added | PenstockError]:
+        return await self._submit_some(jobs, place[0])
+
+    async def _submit_some(
+        self, jobs: Sequence[Submission], target: Target
+    ) -> list[Added | PenstockError]:
+        """Run `submit_jobs`, with patience where the policy has some. Never raises for one job."""
+        try:
+            side = await self._queue.declared()
+            ended = await self._submit_once(jobs, target, side, _policy(target.overflow))
+        except ServerError as error:
+            return [error] * len(jobs)
+        if not isinstance(target.overflow, Block):
+            return ended
+        deadline, pause_s = time.monotonic() + target.overflow.timeout_s, _FIRST_LOOK_S
+        while full := [place for place, one in enumerate(ended) if isinstance(one, QueueFull)]:
+            left_s = deadline - time.monotonic()
+            if left_s > 0:
+                await asyncio.sleep(min(pause_s, left_s))
+                pause_s = min(pause_s * 2, _LONGEST_LOOK_S)
+            some = [jobs[place] for place in full]
+            policy = "block" if left_s > 0 else "reject"  # the last try is counted as refused
+            try:
+                again = await self._submit_once(some, target, side, policy)
+            except ServerError as error:
+                again = [error] * len(some)
+            for place, one in zip(full, again, strict=True):
+                ended[place] = one
+            if left_s <= 0:
+                break
+        return ended
+
+    async def _submit_once(
+        self, jobs: Sequence[Submission], target: Target, side: str, policy: str
+    ) -> list[Added | PenstockError]:
+        """Repeat a call of unknown end; what stands there under its own name is then its own."""
+        keys, doubt = self._keys, None
+        fixed = (
+            *(target.lane, keys.queue, side, policy, target.max_size),
+            *(self._queue.options.max_bytes, self._max_overflow),
+            *(keys.records, keys.indexes, keys.uniques, keys.claims, self._keep_ms),
+            jobs[0].shared,
+        )
+        arguments = [job.argument for job in jobs]
+        repeatable = all(job.repeatable for job in jobs)
         deadline, attempt = time.monotonic() + REPEAT_WITHIN_S, 0
         while True:
             attempt += 1
             try:
-                answer = await once(policy)
+                length, waiting, packed, *answers = await self._submits.call(fixed, arguments)
+                break
             except ServerError as error:
                 if isinstance(error, OutcomeUnknown):
                     doubt = error
-                if doubt is None:
+                if doubt is None or not repeatable:
                     raise
                 if not error.transient or time.monotonic() > deadline:
                     raise doubt from error
-                await asyncio.sleep(backoff_s(attempt, base_s=_REPEAT_BASE_S, max_s=_REPEAT_MAX_S))
-                continue
-            if doubt is not None and answer[0] == _TAKEN and answer[4] == name.encode():
-                answer[0] = 1
+            await asyncio.sleep(backoff_s(attempt, base_s=_REPEAT_BASE_S, max_s=_REPEAT_MAX_S))
+        if packed:
+            await self.note_losses(packed)
+        return [
+            self._read(job, answer, waiting if job.waits else length, target, doubt is not None)
+            for job, answer in zip(jobs, answers, strict=True)
+        ]
+
+    def _read(
+        self, job: Submission, answer: Reply, length: int, target: Target, repeated: bool
+    ) -> Added | PenstockError:
+        """What `submit_jobs` says of one job."""
+        if answer == 1:
+            return Added(True, length, id=decode_id(job.name))
+        if answer == 0:
+            return self._full(length, target)
+        if isinstance(answer, PenstockError):
             return answer
+        if answer[0] != _TAKEN:
+            return Added(True, length, answer[1], answer[2], decode_id(job.name))
+        holder = text(answer[1])
+        created = repeated and holder == job.name
+        return Added(created, length, id=decode_id(holder), says=(answer[2:] or [b""])[0])
 
     async def note_losses(self, packed: Sequence[bytes]) -> None:
         """See to jobs that were dropped or moved aside, where the script could not read them."""
-        told: list[Argument] = []
-        for item in (read_item(data, self._queue.codec) for data in packed):
-            if item.id and (item.meta.tracked or item.meta.unique):
-                unique = item.meta.unique
-                told += (
-                    self._keys.record_name(item.id),
-                    self._keys.unique(unique) if unique else "",
-                )
-        if not told:
-            return
-        try:
-            await self._client.scripts.note_losses(keys=self._keys, jobs=told)
-        except ServerError as error:
-            # The new jobs are stored, which is what the caller asks.
-            quiet.warning(
-                f"losses {self._keys.queue}",
-                "queue %s: dropped jobs whose records still say they wait: %s",
-                self._keys.queue,
-                error,
-            )
+        await note_losses(self._client, self._queue.codec, self._keys, packed)
 
     # ---- room
 
@@ -309,12 +383,6 @@ class Adder:
             if answer[0] != 0:
                 return answer
 
-    def _room(self, target: Target, side: str) -> Room:
-        return (
-            *(target.lane, side, _policy(target.overflow), target.max_size),
-            *(self._queue.options.max_bytes, self._max_overflow),
-        )
-
     def _full(self, length: int, target: Target) -> QueueFull:
         return QueueFull(self._keys.queue, length, target.max_size, self._queue.options.max_bytes)
 
@@ -323,15 +391,21 @@ def _policy(overflow: Overflow) -> str:
     return "block" if isinstance(overflow, Block) else overflow
 
 
-def _with(room: Room, policy: str) -> Room:
-    return (*room[:2], policy, *room[3:])
+def _alike(jobs: Sequence[Submission]) -> Iterator[Sequence[Submission]]:
+    """Cut where what records have in common changes."""
+    first = 0
+    for place in range(1, len(jobs)):
+        if jobs[place].shared != jobs[first].shared:
+            yield jobs[first:place]
+            first = place
+    yield jobs[first:]
 
 
-def _chunks(items: Sequence[bytes]) -> list[slice]:
+def _chunks(items: Sequence[bytes], most: int) -> list[slice]:
     """Cut where a chunk has enough jobs or enough bytes."""
     cuts: list[slice] = []
-    for first in range(0, len(items), CHUNK):
-        last = min(first + CHUNK, len(items))
+    for first in range(0, len(items), most):
+        last = min(first + most, len(items))
         if sum(map(len, items[first:last])) <= _CHUNK_BYTES:
             cuts.append(slice(first, last))
         else:

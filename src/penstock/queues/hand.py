@@ -343,10 +343,8 @@ class Hand:
         for one in ended:
             job = one.job
             unique = self.unique_key(job) if job.item.meta.unique else ""
-            # One that is passed over leaves its record alone: others may be at it by now.
-            name = self._name_of(job) if state != PASSED_OVER else ""
             late = 0 if job.noted or state == "expired" else 1
-            told += (job.claim, name, unique, late, one.took, one.result)
+            told += (job.claim, self._name_of(job), unique, late, one.took, one.result)
         if await self.surely("finish", lambda: self._finish(state, told)) == DEAD:
             self.lose(len(ended))
         else:

@@ -91,7 +91,7 @@ class Job(Generic[R]):
 
     async def _end(self, timeout_s: float | None) -> tuple[str, bytes | None, str]:
         async with asyncio.timeout(timeout_s):
-            status, result, error = await self._queue.poller.end_of(self._key)
+            status, result, error = await self._queue.ends.end_of(self.id)
         if status is None:
             raise self._missing()
         return status.decode(), result, (error or b"").decode(errors="replace")

@@ -43,7 +43,6 @@ class Move:
         self._worker = f"mover-{new_id()}"
         self._number = 1
         self._keep_ms = round(client.settings.queues.keep_s * 1000)
-        self._unique_ms = round(client.settings.queues.unique_s * 1000)
 
     async def run(self, count: int | None, ids: set[str] | None) -> None:
         """Move the first `count` jobs, those of `ids`, or all that wait now."""
@@ -86,7 +85,7 @@ class Move:
         self._number += len(jobs)
         asked: list[Argument] = []
         for place, item in jobs:
-            asked += (item.data, place)
+            asked += (item.data, place, job_names(self._keys, item)[0])
         found = await scripts.take_items(
             keys=self._keys, worker=self._worker, lane=self._lane, first=first, items=asked
         )
@@ -105,7 +104,6 @@ class Move:
                 who=self._who,
                 source=self._keys.queue,
                 lane=self._to_lane,
-                unique_ms=self._unique_ms,
                 jobs=told,
             )
         except Rejected:

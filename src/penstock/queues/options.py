@@ -181,7 +181,7 @@ class SendOptions:
 
     def __post_init__(self) -> None:
         self.wait()
-        self.unique_ms(0)
+        self.unique_ms()
         self.expires_ms(0)
         if self.priority is not None and self.priority not in PRIORITIES:
             raise InvalidJob(f"priority {str(self.priority)[:60]!r}: expected {_or(PRIORITIES)}")
@@ -216,10 +216,10 @@ class SendOptions:
             raise InvalidJob(str(error)) from None
         return None if moment is None else -moment
 
-    def unique_ms(self, until_done_ms: int) -> int:
-        """For how long the unique key holds at most; `until_done_ms` if its job's end frees it."""
+    def unique_ms(self) -> int:
+        """For how long the unique key holds; 0 if its job's end frees it."""
         if self.unique_for is None:
-            return until_done_ms if self.unique is not None else 0
+            return 0
         try:
             window_ms = int(wait_s(self.unique_for, "unique_for") * 1000)
         except (TypeError, ValueError) as error:

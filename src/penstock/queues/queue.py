@@ -6,7 +6,6 @@ import asyncio
 import time
 from collections.abc import Callable, Iterable
 from datetime import datetime, timedelta
-from functools import partial
 from typing import Any, Final, TypeVar, overload
 
 from penstock.clock import SYSTEM_CLOCK
@@ -30,7 +29,7 @@ from penstock.queues.performer import Performer
 from penstock.queues.raw import RawJobs
 from penstock.queues.results import QueueAddResult, QueuePressure
 from penstock.queues.tasks import Task, name_of
-from penstock.queues.waiting import Poller
+from penstock.queues.waiting import Announcements, EndWatch
 from penstock.redis.client import Client
 from penstock.redis.codec import Codec
 from penstock.redis.keys import Priority, QueueKeyring
@@ -64,7 +63,7 @@ class Queue:
         name: str,
         options: QueueOptions | None = None,
         *,
-        poller: Poller | None = None,
+        announcements: Callable[[], Announcements] | None = None,
     ) -> None:
         self.name = name
         self.client, self.codec = client, codec
@@ -72,7 +71,7 @@ class Queue:
         self.options = options or QueueOptions()
         self.tasks: dict[str, Task[..., Any]] = {}
         self.raw_handler: RawHandler | None = None
-        self.poller = poller or Poller(client)
+        self.ends = EndWatch(client, self.keyring, announcements)
         self._side = ""
         self._limits_told = False
         self._declared_until = 0.0
@@ -157,8 +156,7 @@ class Queue:
         now_ms = await self._now_for(said)
         jobs = [await self._raw.made(data, said, now_ms) for data in many]
         if any(job.needs_script for job in jobs):
-            submissions = [partial(self._raw.submit, job, target) for job in jobs]
-            added = await self.adder.submit_many(submissions)
+            added = await self.adder.submit_many(list(map(self._raw.submission, jobs)), target)
             answer = [
                 max(one.length for one in added),
                 sum(one.moved for one in added),

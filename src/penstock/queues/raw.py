@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -10,11 +10,11 @@ import msgspec
 from msgspec import Raw
 
 from penstock.errors import InvalidJob
-from penstock.queues.adding import Added, Target, UniqueMark
+from penstock.queues.adding import Added, Submission, Target, UniqueMark
 from penstock.queues.attempts import limit_of
 from penstock.queues.items import UNREADABLE, Item, new_id, read_item, write_item
 from penstock.queues.options import SendOptions
-from penstock.queues.records import first_fields
+from penstock.queues.records import NO_FIELDS, Fields, first_fields, split_fields
 from penstock.queues.sending import meta_of
 from penstock.redis.codec import Form, Unpacked
 from penstock.redis.off_loop import off_loop
@@ -35,12 +35,12 @@ class RawJob:
     item: bytes
     options: SendOptions
     id: str = ""
-    fields: Sequence[Argument] = ()
+    fields: Fields = NO_FIELDS
 
     @property
     def needs_script(self) -> bool:
-        """Whether `submit_job` has to add it."""
-        return bool(self.fields) or self.options.alone
+        """Whether `submit_jobs` has to add it."""
+        return bool(self.fields.shared) or self.options.alone
 
 
 class RawJobs:
@@ -88,24 +88,22 @@ class RawJobs:
             }
             meta = msgspec.structs.replace(said, **kept)
             stored = write_item(item, meta, self._codec)
-        fields = self._fields(item, job_id, options) if tracked else ()
+        fields = self._fields(item, job_id, options) if tracked else NO_FIELDS
         return RawJob(self._queue.adder.check_size(stored), options, job_id, fields)
 
     async def submit(self, job: RawJob, target: Target, mark: UniqueMark | None = None) -> Added:
         """Add one that a plain push cannot; as `Adder.submit`."""
-        return await self._queue.adder.submit(
-            job_id=job.id,
-            item=job.item,
-            options=job.options,
-            target=target,
-            fields=job.fields,
-            mark=mark,
-        )
+        return await self._queue.adder.submit(self.submission(job, mark), target)
 
-    def _fields(self, item: Item, job_id: str, options: SendOptions) -> list[Argument]:
+    def submission(self, job: RawJob, mark: UniqueMark | None = None) -> Submission:
+        """How such a job is submitted."""
+        return Submission.of(self._queue.keyring, job.id, job.item, job.options, job.fields, mark)
+
+    def _fields(self, item: Item, job_id: str, options: SendOptions) -> Fields:
         queue = self._queue
-        return first_fields(
+        return split_fields(
             job_id=job_id,
+            name=queue.keyring.record_name(job_id),
             queue=queue.name,
             task=item.task,
             max_attempts=options.max_attempts or limit_of(item, queue.options.retry),

@@ -7,14 +7,25 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
-from typing import Any, Final, Self
+from functools import lru_cache
+from typing import Any, Final, NamedTuple, Self
 
 import msgspec
 
 from penstock.queues.items import LATEST_MS, UNREADABLE
 from penstock.redis.wire import Argument
 
-__all__ = ["FINAL", "OWN_FIELDS", "JobRecord", "Progress", "first_fields"]
+__all__ = [
+    "FINAL",
+    "NO_FIELDS",
+    "OWN_FIELDS",
+    "Fields",
+    "JobRecord",
+    "Progress",
+    "first_fields",
+    "shared_fields",
+    "split_fields",
+]
 
 FINAL: Final = frozenset({"done", "failed", "cancelled", "expired"})
 """States that no job leaves."""
@@ -28,7 +39,7 @@ OWN_FIELDS: Final = frozenset(
         *("job_id", "queue", "task", "status", "attempt", "max_attempts", "submitted_at"),
         *("started_at", "completed_at", "failed_at", "duration_seconds", "worker", "claim"),
         *("error", "error_type", "error_code", "suggestions", "traceback", "reason", "result"),
-        *("retry_count", "max_retries", "group", "lane", "unique", "cancel_asked"),
+        *("retry_count", "max_retries", "group", "lane", "unique", "cancel_asked", "waited"),
         *("progress_done", "progress_total", "progress_note"),
     }
 )
@@ -172,6 +183,62 @@ def first_fields(
         if value:
             fields += (name, value)
     return fields
+
+
+class Fields(NamedTuple):
+    """Names and values of a record when its job is submitted, each as a JSON list."""
+
+    shared: bytes
+    """What jobs that are sent alike have in common."""
+    own: bytes = b""
+
+
+NO_FIELDS: Final = Fields(b"")
+"""Of a job without a record."""
+
+
+def split_fields(
+    *,
+    job_id: str,
+    name: str,
+    queue: str,
+    task: str,
+    max_attempts: int,
+    group: str,
+    lane: str,
+    unique: str,
+    copied: Mapping[str, object],
+) -> Fields:
+    """The same as `first_fields`, for jobs that are submitted together.
+
+    `name` is the id as records are named, which is what the script writes as `job_id`.
+    """
+    own: list[str] = []
+    for field, value in copied.items():
+        if field not in OWN_FIELDS:
+            own += (field, _text(_stored(value)))
+    if name != job_id:
+        own += ("job_id", job_id)
+    if unique:
+        own += ("unique", unique)
+    shared = shared_fields(queue, task, max_attempts, group, lane)
+    return Fields(shared, msgspec.json.encode(own) if own else b"")
+
+
+@lru_cache(256)
+def shared_fields(
+    queue: str, task: str, max_attempts: int, group: str = "", lane: str = ""
+) -> bytes:
+    """What the records of such jobs have in common when they are submitted, as a JSON list."""
+    fields = first_fields(
+        job_id="", queue=queue, task=task, max_attempts=max_attempts, group=group, lane=lane,
+        unique="", copied={},
+    )  # fmt: skip
+    return msgspec.json.encode([_text(value) for value in fields[2:]])  # each has an id of its own
+
+
+def _text(value: Argument) -> str:
+    return value.decode() if isinstance(value, bytes) else str(value)
 
 
 def _stored(value: object) -> str | bytes:

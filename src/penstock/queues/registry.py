@@ -21,7 +21,7 @@ from penstock.queues.queue import Queue
 from penstock.queues.results import QueueAddResult, QueuePressure
 from penstock.queues.sending import PLAIN, Dispatch
 from penstock.queues.tasks import Task
-from penstock.queues.waiting import Poller
+from penstock.queues.waiting import Announcements
 from penstock.redis.client import Client
 from penstock.redis.codec import Codec
 
@@ -35,9 +35,13 @@ _DEFAULTS = QueueOptions()
 class QueueRegistry:
     """Every queue and task that was named in one application; each queue is there once."""
 
-    def __init__(self, client: Client, codec: Codec) -> None:
-        self._client, self._codec = client, codec
-        self._poller = Poller(client)
+    def __init__(
+        self,
+        client: Client,
+        codec: Codec,
+        announcements: Callable[[], Announcements] | None = None,
+    ) -> None:
+        self._client, self._codec, self._announcements = client, codec, announcements
         self.queues: dict[str, Queue] = {}
         self.tasks: dict[str, Task[..., Any]] = {}
 
@@ -48,7 +52,9 @@ class QueueRegistry:
         """
         queue = self.queues.get(name)
         if queue is None:
-            queue = Queue(self._client, self._codec, name, options, poller=self._poller)
+            queue = Queue(
+                self._client, self._codec, name, options, announcements=self._announcements
+            )
             self.queues[name] = queue
         elif options not in (_DEFAULTS, queue.options):
             if queue.options != _DEFAULTS:

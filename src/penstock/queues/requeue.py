@@ -41,7 +41,6 @@ class Requeue:
         self._who, self._detail = who, detail
         self._missed = 0
         self._skipped: dict[str, str] = {}
-        self._unique_ms = round(client.settings.queues.unique_s * 1000)
 
     def result(self, missing: int) -> Requeued:
         return Requeued(
@@ -76,7 +75,6 @@ class Requeue:
                 letters=self._letters,
                 who=self._who,
                 detail=self._detail,
-                unique_ms=self._unique_ms,
                 jobs=told,
             )
             self.requeued += sum(found)

@@ -15,7 +15,9 @@ from zlib import crc32
 from penstock.delivery.times import wait_s
 from penstock.errors import ConfigError
 from penstock.queues.cron import Cron, Every, When
+from penstock.queues.losses import note_losses
 from penstock.redis.client import Client
+from penstock.redis.codec import Codec
 from penstock.redis.keys.keyring import QueueKeyring
 from penstock.redis.keys.names import check_name
 from penstock.redis.wire import Argument
@@ -114,7 +116,7 @@ async def enqueue(
     stored: list[Argument] = []
     for job_id, tick in jobs:
         stored += (job_id, keys.record_name(job_id), schedule.make(job_id, tick))
-    return await client.scripts.fire_tick(
+    done, *packed = await client.scripts.fire_tick(
         keys=keys,
         unique=keys.unique(schedule.unique or schedule.name),
         name=schedule.name,
@@ -128,7 +130,10 @@ async def enqueue(
         max_bytes=schedule.max_bytes,
         max_overflow=settings.max_overflow,
         keep_ms=round(settings.keep_s * 1000),
-        unique_ms=round(settings.unique_s * 1000) if schedule.unique else 0,
+        is_unique=bool(schedule.unique),
         fields=schedule.fields,
         jobs=stored,
     )
+    if packed:
+        await note_losses(client, Codec(client.settings.codec), keys, packed)
+    return done

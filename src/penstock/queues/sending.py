@@ -4,20 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from typing import TYPE_CHECKING, Any, Final, cast
 
 import msgspec
 
 from penstock.errors import InvalidJob
-from penstock.queues.adding import Added, Target
+from penstock.queues.adding import Submission
 from penstock.queues.items import Meta, new_id, new_ids
 from penstock.queues.job import Job
 from penstock.queues.options import SendOptions
-from penstock.queues.records import first_fields
+from penstock.queues.records import NO_FIELDS, Fields, shared_fields, split_fields
 from penstock.queues.signature import NO_ARGS, NO_KWARGS, encode_value
 from penstock.redis.codec import Form, Unpacked
-from penstock.redis.wire import Argument
 
 if TYPE_CHECKING:
     from penstock.queues.queue import Queue
@@ -27,6 +25,7 @@ __all__ = ["Call", "Dispatch", "meta_of"]
 PLAIN: Final = SendOptions()
 _PAIR: Final = 2
 _encode_meta = msgspec.json.Encoder().encode
+_TRACKED: Final = b',"_penstock":%b}' % _encode_meta(Meta(tracked=True))
 
 Check = Callable[[tuple[Any, ...], Mapping[str, Any]], None]
 
@@ -63,21 +62,29 @@ class Dispatch:
     ) -> Job[Any]:
         """Send one call."""
         queue = self._queue
-        if options is PLAIN and not self._status():
+        if options is PLAIN and not queue.options.status_fields:
             job_id = new_id()
             item = self._item(_quoted(job_id), args, kwargs)
+            tracked = self._status()
+            if tracked:
+                item = item[:-1] + _TRACKED
             if len(item) > self._as_it_is:
                 item = await self._finish(item)
-            await queue.adder.add_one(item, queue.plain_target)
+            if tracked:
+                submission = _tracked(job_id, item, self._shared_fields())
+                await queue.adder.submit(submission, queue.plain_target)
+            else:
+                await queue.adder.add_one(item, queue.plain_target)
             return Job(queue, job_id, True, self._type)
         job_id = options.id or new_id()
         target = queue.target(options)
         now_ms = await queue.server_ms() if options.expires is not None else 0
         item, fields = await self._optioned(job_id, args, kwargs, options, now_ms)
-        if not (options.alone or fields):
+        if not (options.alone or fields.shared):
             await queue.adder.add_one(item, target)
             return Job(queue, job_id, True, self._type)
-        added = await self._submit(job_id, item, fields, options, target)
+        submission = Submission.of(queue.keyring, job_id, item, options, fields)
+        added = await queue.adder.submit(submission, target)
         return Job(queue, added.id, added.created, self._type)
 
     async def send_many(
@@ -88,13 +95,21 @@ class Dispatch:
         """Send calls; all are encoded before the first is sent."""
         queue, said = self._queue, list(calls)
         ids = new_ids(len(said))
-        if options is PLAIN and not self._status():
+        if options is PLAIN and not queue.options.status_fields:
             items, as_it_is = self._items(ids, said), self._as_it_is
+            tracked = self._status()
+            if tracked:
+                items = [item[:-1] + _TRACKED for item in items]
             if max(map(len, items), default=0) > as_it_is:
                 items = [
                     item if len(item) <= as_it_is else await self._finish(item) for item in items
                 ]
-            await queue.adder.add_many(items, ids, queue.plain_target)
+            if tracked:
+                fields = self._shared_fields()
+                jobs = [_tracked(*job, fields) for job in zip(ids, items, strict=True)]
+                await queue.adder.submit_many(jobs, queue.plain_target)
+            else:
+                await queue.adder.add_many(items, ids, queue.plain_target)
             return [Job(queue, job_id, True, self._type) for job_id in ids]
         each = [_call_of(call) for call in said]
         if len(each) > 1 and isinstance(options, SendOptions) and options.id is not None:
@@ -109,14 +124,14 @@ class Dispatch:
     ) -> list[Job[Any]]:
         queue = self._queue
         now_ms = await queue.server_ms()
-        made: list[tuple[str, bytes, list[Argument], SendOptions]] = []
+        made: list[tuple[str, bytes, Fields, SendOptions]] = []
         alone = False
         for new, (args, kwargs) in zip(ids, each, strict=True):
             said = options if isinstance(options, SendOptions) else options(args, kwargs)
             job_id = said.id or new
             item, fields = await self._optioned(job_id, args, kwargs, said, now_ms)
             made.append((job_id, item, fields, said))
-            alone = alone or said.alone or bool(fields)
+            alone = alone or said.alone or bool(fields.shared)
         if not made:
             return []
         target = queue.target(made[0][3])
@@ -126,23 +141,15 @@ class Dispatch:
             return [Job(queue, job_id, True, self._type) for job_id in names]
         added = await queue.adder.submit_many(
             [
-                partial(self._submit, job_id, item, fields, said, target)
+                Submission.of(queue.keyring, job_id, item, said, fields)
                 for job_id, item, fields, said in made
-            ]
+            ],
+            target,
         )
         return [Job(queue, one.id, one.created, self._type) for one in added]
 
-    async def _submit(
-        self,
-        job_id: str,
-        item: bytes,
-        fields: list[Argument],
-        options: SendOptions,
-        target: Target,
-    ) -> Added:
-        return await self._queue.adder.submit(
-            job_id=job_id, item=item, options=options, target=target, fields=fields
-        )
+    def _shared_fields(self) -> bytes:
+        return shared_fields(self._queue.name, self._task, self._max_attempts())
 
     async def _optioned(
         self,
@@ -151,7 +158,7 @@ class Dispatch:
         kwargs: Mapping[str, Any],
         options: SendOptions,
         now_ms: int,
-    ) -> tuple[bytes, list[Argument]]:
+    ) -> tuple[bytes, Fields]:
         """The job with what is to be remembered about it, and the fields of its record, if any."""
         queue = self._queue
         tracked = self._status() or options.idempotency_key is not None
@@ -159,10 +166,11 @@ class Dispatch:
         data = self._item(_encode_meta(job_id), args, kwargs)
         if meta is not None:
             data = b'%b,"_penstock":%b}' % (data[:-1], _encode_meta(meta))
-        fields: list[Argument] = []
+        fields = NO_FIELDS
         if tracked:
-            fields = first_fields(
+            fields = split_fields(
                 job_id=job_id,
+                name=queue.keyring.record_name(job_id),
                 queue=queue.name,
                 task=self._task,
                 max_attempts=options.max_attempts or self._max_attempts(),
@@ -180,6 +188,11 @@ class Dispatch:
             stored = codec.begin(data, Form.TEXT)
             data = await codec.finish(stored) if isinstance(stored, Unpacked) else stored
         return self._queue.adder.check_size(data)
+
+
+def _tracked(job_id: str, item: bytes, fields: bytes) -> Submission:
+    """A new job with a record and nothing else, in fewer steps than `Submission.of` takes."""
+    return Submission(job_id, b"%b\n%b" % (job_id.encode(), item), fields, repeatable=True)
 
 
 def meta_of(options: SendOptions, *, tracked: bool, now_ms: int, id: str = "") -> Meta | None:  # noqa: A002

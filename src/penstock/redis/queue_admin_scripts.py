@@ -24,14 +24,13 @@ class QueueAdminScripts(ScriptCaller):
         letters: str,
         who: str,
         detail: str,
-        unique_ms: int,
         jobs: Sequence[Argument],
     ) -> list[int]:
         """Turn dead letters into jobs again: for each 1, or 0 if it is not there."""
         return await self.run(
             "requeue_letters",
             (letters, keys.waiting, keys.ring, keys.parked, keys.state, keys.counters, keys.audit),
-            (who, detail, keys.records, keys.indexes, unique_ms, keys.queue, *jobs),
+            (who, detail, keys.records, keys.indexes, keys.queue, *jobs),
         )
 
     async def remove_queue_letters(
@@ -130,10 +129,13 @@ class QueueAdminScripts(ScriptCaller):
         first: int,
         items: Sequence[Argument],
     ) -> list[int] | int:
-        """Take certain jobs in hand: for each 1, or 0 if it did not wait there; -1 if dead."""
+        """Take certain jobs in hand: for each 1, or 0 if it did not wait; -1 if dead."""
         return await self.run(
             "take_items",
-            (keys.workers, keys.claimed(worker), keys.waiting, keys.ring, keys.state),
+            (
+                *(keys.workers, keys.claimed(worker), keys.waiting, keys.ring, keys.state),
+                *(keys.counters, keys.cancelled),
+            ),
             (worker, lane, first, *items),
         )
 
@@ -144,14 +146,13 @@ class QueueAdminScripts(ScriptCaller):
         who: str,
         source: str,
         lane: str,
-        unique_ms: int,
         jobs: Sequence[Argument],
     ) -> int:
         """Add jobs from another queue; how many wait in the lane now."""
         return await self.run(
             "receive_jobs",
             (keys.waiting, keys.ring, keys.parked, keys.state, keys.counters, keys.audit),
-            (who, source, lane, keys.records, keys.indexes, unique_ms, keys.queue, *jobs),
+            (who, source, lane, keys.records, keys.indexes, keys.queue, *jobs),
         )
 
     async def hand_over(

@@ -49,42 +49,36 @@ class QueueScripts(ScriptCaller):
             ),
         )
 
-    async def submit_job(
+    async def submit_jobs(
         self,
         *,
         keys: QueueKeyring,
-        record: str,
-        unique: str,
         lane: str,
-        queue: str,
         side: str,
         policy: str,
         max_size: int,
         max_bytes: int,
         max_overflow: int,
-        job_id: str,
-        item: Argument,
-        wait: str | int,
-        unique_ms: int,
-        unique_by: str,
-        unique_says: Argument,
-        remember_ms: int,
-        keep_ms: int,
-        fields: Sequence[Argument],
+        fields: Argument,
+        jobs: Sequence[Argument],
     ) -> list[Reply]:
-        """Add one job: 1, 0 or 2, length, moved, dropped, id, ms until due, packed, said."""
+        """Add jobs, each by itself: length, not yet due, compressed losses, then one for each."""
         return await self.run(
-            "submit_job",
+            "submit_jobs",
             (
                 *(keys.waiting, keys.state, keys.counters, keys.overflow, keys.ring, keys.parked),
-                *(keys.delayed, keys.delayed_bodies, record, unique, unique_by),
+                *(keys.delayed, keys.delayed_bodies, keys.workers, keys.dead_workers),
             ),
             (
-                *(lane, queue, side, policy, max_size, max_bytes, max_overflow, job_id, item),
-                *(wait, unique_ms, keys.records, keys.indexes, keep_ms, keys.uniques),
-                *(unique_says, remember_ms, *fields),
+                *(lane, keys.queue, side, policy, max_size, max_bytes, max_overflow),
+                *(keys.records, keys.indexes, keys.uniques, keys.claims, self._keep_ms),
+                *(fields, *jobs),
             ),
         )
+
+    async def await_jobs(self, *, keys: QueueKeyring, names: Sequence[str]) -> list[Reply]:
+        """Look at jobs: for each 0 if its end will be announced, else state, result and error."""
+        return await self.run("await_jobs", (keys.jobs("queued"),), (keys.records, *names))
 
     async def note_losses(self, *, keys: QueueKeyring, jobs: Sequence[Argument]) -> int:
         """Tell of jobs that a full queue has dropped: how many had an open record."""
@@ -109,7 +103,7 @@ class QueueScripts(ScriptCaller):
             (
                 *(keys.workers, keys.claimed(worker), keys.waiting, keys.ring, keys.parked),
                 *(keys.delayed, keys.delayed_bodies, keys.state, keys.counters, keys.weights),
-                *(keys.cancelled, keys.suspects),
+                *(keys.cancelled, keys.suspects, keys.dead_workers),
             ),
             (
                 *(worker, first, most, keys.records, keys.indexes, keys.runnings, keys.claims),

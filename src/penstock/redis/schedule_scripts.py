@@ -56,11 +56,13 @@ class ScheduleScripts(ScriptCaller):
         max_bytes: int,
         max_overflow: int,
         keep_ms: int,
-        unique_ms: int,
+        is_unique: bool,
         fields: Sequence[Argument] | None,
         jobs: Sequence[Argument],
-    ) -> int:
+    ) -> list[Reply]:
         """Queue what is due and move on: 1 done, 2 passed over, 0 no room, -1 not now.
+
+        Then follow jobs that had to go and are compressed.
 
         `fields` are names and values of the jobs' records, None for jobs without; `jobs` has three
         values for each: id, id as it stands in keys, item.
@@ -69,12 +71,12 @@ class ScheduleScripts(ScriptCaller):
             "fire_tick",
             (
                 *(keys.schedule, keys.state, keys.waiting, keys.counters, keys.overflow),
-                *(keys.ring, keys.parked, unique),
+                *(keys.ring, keys.parked, unique, keys.delayed, keys.workers, keys.dead_workers),
             ),
             (
                 *(name, text, found, due, next_tick, lane, keys.queue, policy, max_size),
                 *(max_bytes, max_overflow, keys.records, keys.indexes, keep_ms),
-                *(keys.uniques, unique_ms),
+                *(keys.uniques, keys.claims, int(is_unique)),
                 *(-1 if fields is None else len(fields), *(fields or ()), *jobs),
             ),
         )

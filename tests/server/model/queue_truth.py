@@ -95,6 +95,10 @@ class Seen:
     """From id to state and TTL."""
     indexes: dict[str, set[str]]
     uniques: dict[str, str]
+    guard_ttls: set[int]
+    """Times to live of unique keys and of the marks of cancelled jobs."""
+    marks: set[str]
+    """Jobs that were cancelled while they waited."""
     ring: list[str]
     parked: dict[str, float]
     running: dict[str, set[str]]
@@ -149,6 +153,11 @@ async def look(queue: Queue) -> Seen:
             name: (await call("GET", keys.uniques + name)).decode()
             for name in await names(keys.uniques)
         },
+        guard_ttls={
+            await call("PTTL", key)
+            for key in (keys.cancelled, *map(keys.unique, await names(keys.uniques)))
+        },
+        marks={one.decode() for one in await call("SMEMBERS", keys.cancelled)},
         ring=[lane.decode() for lane in await call("LRANGE", keys.ring, 0, -1)],
         parked={
             lane.decode(): float(score)
@@ -189,6 +198,11 @@ def check(truth: Truth, seen: Seen) -> None:
     for state in STATES:
         assert seen.indexes[state] == {id_ for id_, status in tracked.items() if status == state}
     assert seen.uniques == truth.uniques
+    assert seen.guard_ttls <= {-1, -2}, "what guards live work lives as long as the work"
+    cancelled = [job for job in truth.jobs.values() if job.status == "cancelled"]
+    on_lists = {job.id for job in cancelled if job.place == "waiting"}
+    in_hand = {job.id for job in cancelled if job.place == "claimed"}
+    assert on_lists <= seen.marks <= on_lists | in_hand
 
     with_jobs = {lane for lane in FAIR if truth.lists[lane]}
     assert len(seen.ring) == len(set(seen.ring))

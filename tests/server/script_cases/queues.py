@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
+from penstock.errors import ServerError
 from penstock.redis.client import Client
 from penstock.redis.keys.keyring import QueueKeyring
 from penstock.redis.wire import Argument
@@ -74,15 +75,18 @@ def populate(client: Client, now: int) -> list[tuple[Argument, ...]]:
     return done
 
 
-def submit(client: Client, **options: object) -> object:
+async def submit(client: Client, *words: str, said: str = "", **options: object) -> None:
+    """One job with a record; `words` are what it says after its id."""
     k = ring(client)
+    keys = {"UNIQUE": k.unique("new"), "BY": k.unique("new by")}
+    head = " ".join(["new", *(keys.get(word, word) for word in words)])
     values = {
-        "record": k.record("new"), "unique": k.unique("new"), "unique_by": k.unique("new by"),
-        "lane": "a", "queue": "q", "job_id": "new", "item": job(99), "wait": "",
-        "unique_ms": 1000, "unique_says": "", "remember_ms": 1000, "keep_ms": 1000,
-        "fields": ("task", "t"), **ROOM, **options,
+        "lane": "a", "fields": b'["task","t"]', "jobs": [f"{head}\n{said}{job(99)}"],
+        **ROOM, **options,
     }  # fmt: skip
-    return client.scripts.submit_job(keys=k, **values)  # type: ignore[arg-type]
+    *_, answer = await client.scripts.submit_jobs(keys=k, **values)  # type: ignore[arg-type]
+    if isinstance(answer, ServerError):
+        raise answer
 
 
 def fire(client: Client, **options: object) -> object:
@@ -90,7 +94,7 @@ def fire(client: Client, **options: object) -> object:
     values = {
         "unique": k.unique("tick"), "name": "s", "text": "every", "found": "1000", "due": 1,
         "next_tick": 2000, "lane": "a", "policy": "drop_oldest", "max_size": 0, "max_bytes": 0,
-        "max_overflow": 9, "keep_ms": 1000, "unique_ms": 1000, "fields": ("task", "t"),
+        "max_overflow": 9, "keep_ms": 1000, "is_unique": True, "fields": ("task", "t"),
         "jobs": ("t1", "t1", job(98)), **options,
     }  # fmt: skip
     return client.scripts.fire_tick(keys=k, **values)  # type: ignore[arg-type]
@@ -156,12 +160,20 @@ QUEUES = Engine(
             Case(partial(push, policy="drop_oldest", max_bytes=950)),
             Case(partial(push, max_size=3)),
         ],
-        "submit_job": [
+        "submit_jobs": [
             Case(submit),  # type: ignore[arg-type]
             Case(partial(submit, lane="", policy="dlq", max_size=3)),  # type: ignore[arg-type]
-            Case(partial(submit, wait=5000)),  # type: ignore[arg-type]
-            Case(partial(submit, unique_says="=" + "t" * 32 + "said")),  # type: ignore[arg-type]
+            Case(partial(submit, *["5000", "-", "0", "-", "0", "0", "0"])),  # type: ignore[arg-type]
+            Case(partial(submit, *["-", "UNIQUE", "0", "-", "0", "0", "0"])),  # type: ignore[arg-type]
+            Case(
+                partial(  # type: ignore[arg-type]
+                    submit,
+                    *["-", "UNIQUE", "1000", "BY", "1000", "37", "0"],
+                    said="=" + "t" * 32 + "said",
+                )
+            ),
         ],
+        "await_jobs": [call("await_jobs", names=["j1", "j12", "j20", "none"])],
         "declare_queue": [
             call("declare_queue", side="right", levels="5,3,1", limit="9", lane_limit="0")
         ],
@@ -171,8 +183,10 @@ QUEUES = Engine(
             call("claim_jobs", **HAND, first=10, most=1, done=[]),
         ],
         "take_items": [
-            call("take_items", **HAND, lane="a", first=10, items=[job(7), 0, job(8), 1]),
-            call("take_items", **HAND, lane="", first=10, items=[job(2), 1]),
+            call(
+                "take_items", **HAND, lane="a", first=10, items=[job(7), 0, "j7", job(8), 1, "j8"]
+            ),
+            call("take_items", **HAND, lane="", first=10, items=[job(2), 1, "j2"]),
         ],
         "begin_jobs": [
             call(
@@ -253,7 +267,6 @@ QUEUES = Engine(
                 who="me",
                 source="other",
                 lane="a",
-                unique_ms=1000,
             )
         ],
         "requeue_letters": [
@@ -266,7 +279,6 @@ QUEUES = Engine(
                 ],
                 who="me",
                 detail="",
-                unique_ms=1000,
             )
         ],
         "remove_queue_letters": [

@@ -274,7 +274,7 @@ _QUEUES = (
     Family(
         "queue.unique",
         "penstock:queue:<queue>:unique:<key>", "penstock:queue:{<queue>}:unique:<key>",
-        STRING, ALWAYS, "until the job has ended, or for a window", "queues", OURS,
+        STRING, NEVER, "freed with the job's end, or after `unique_for`", "queues", OURS,
     ),
     Family(
         "queue.jobs",
@@ -284,7 +284,7 @@ _QUEUES = (
     Family(
         "queue.cancelled",
         "penstock:queue:<queue>:cancelled", "penstock:queue:{<queue>}:cancelled",
-        SET, ALWAYS, "a job leaves when passed over; as long as the records", "queues", OURS,
+        SET, NEVER, "a job leaves when passed over, or with its list", "queues", OURS,
     ),
     Family(
         "queue.schedule",

@@ -30,6 +30,15 @@ local function spelled_out(id)
   return (string.gsub(id, '%%(%x%x)', function(code) return string.char(tonumber(code, 16)) end))
 end
 
+-- The mark outlives the record: a job may wait for longer than a final record is kept. It is removed
+-- with the claim. Where there is a live record again, the id was submitted anew, and runs.
+local marks = redis.pcall('SCARD', KEYS[3])
+local has_marks = type(marks) == 'number' and marks > 0
+local function was_cancelled(id, status)
+  if status then return status == 'cancelled' end
+  return has_marks and redis.call('SISMEMBER', KEYS[3], id) == 1
+end
+
 -- The states that jobs have, and the indexes that they leave: nothing is written until all is read.
 local states, indexes = {}, {processing = true}
 for place = 4, #ARGV, 5 do
@@ -53,9 +62,8 @@ for place = 4, #ARGV, 5 do
     verdict = 0  -- this call was given up, made again, and comes only now
   elseif id ~= '' and type(status) ~= 'table' then  -- another kind of key is no record
     local record = ARGV[2] .. id
-    if status == 'cancelled' then
+    if was_cancelled(id, status) then
       verdict = 2
-      redis.pcall('SREM', KEYS[3], id)
     elseif status and status ~= 'processing' and not (LEGAL[status] and LEGAL[status].processing) then
       verdict = 0
     else

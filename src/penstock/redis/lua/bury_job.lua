@@ -42,4 +42,5 @@ free(ARGV[4], KEYS[4], KEYS[5], KEYS[3], ARGV[1], ARGV[6])
 close(ARGV[2] .. ARGV[7], ARGV[3], ARGV[7], 'failed', now, ARGV[5], {unpack(ARGV, 10)})
 sweep(ARGV[3], 'failed', now, ARGV[5])
 forget(ARGV[8], ARGV[7])
+redis.pcall('SREM', cancelled_beside(ARGV[3]), ARGV[7])
 return 1

@@ -33,7 +33,7 @@ sweep(ARGV[2], 'cancelled', now, ARGV[3])
 redis.call('ZREM', KEYS[2], ARGV[1])
 if redis.call('HDEL', KEYS[3], ARGV[1]) == 0 then  -- it stands on a list
   redis.call('SADD', KEYS[5], ARGV[1])
-  redis.call('PEXPIRE', KEYS[5], ARGV[3])
+  redis.call('PERSIST', KEYS[5])  -- an earlier version gives it a time to live
 end
 forget(facts[2] or '', ARGV[1])
 redis.pcall('HINCRBY', KEYS[4], 'cancelled', 1)

@@ -21,6 +21,7 @@
 -- KEYS[10] HASH  weights of fair lanes
 -- KEYS[11] SET   jobs that were cancelled while they waited
 -- KEYS[12] HASH  jobs that workers may have died of, and which worker reads or tries which
+-- KEYS[13] ZSET  dead workers of the queue whose claims are to be returned
 -- ARGV[1]  str   worker
 -- ARGV[2]  int   number of the first claim
 -- ARGV[3]  int   most jobs to take
@@ -297,9 +298,13 @@ if facts[3] and freed > 0 then
   local stored = redis.pcall('HINCRBY', KEYS[8], 'bytes', -freed)
   if type(stored) == 'table' or stored < 0 then redis.call('HSET', KEYS[8], 'bytes', 0) end
 end
-if answer[4] % 4 >= 2 and not is_careful and left > 0 and not facts[8] and redis.call('EXISTS', ring, parked) == 0
-  and not fault_in('SET', KEYS[11]) then
-  redis.call('UNLINK', KEYS[11])  -- nothing waits on a list any more, so nothing there is cancelled
+if answer[4] % 4 >= 2 then
+-- Include: inhand
+  redis.call('PERSIST', KEYS[11])  -- earlier versions give it a time to live
+  if not is_careful and left > 0 and not facts[8] and redis.call('EXISTS', ring, parked) == 0
+    and not may_have_claims({KEYS[1], KEYS[13]}, ARGV[7]) and not fault_in('SET', KEYS[11]) then
+    redis.call('UNLINK', KEYS[11])  -- nothing waits or is in hand that could have been cancelled
+  end
 end
 answer[3] = redis.call('HLEN', KEYS[2])
 if is_cut then answer[4] = answer[4] + 8 end

@@ -11,6 +11,9 @@
 -- KEYS[6]  LIST  the ring of fair lanes
 -- KEYS[7]  ZSET  parked lanes
 -- KEYS[8]  STRING  the unique key
+-- KEYS[9]  ZSET  ids of jobs not yet due
+-- KEYS[10] ZSET  live workers of the queue
+-- KEYS[11] ZSET  dead workers of the queue whose claims are to be returned
 -- ARGV[1]  str   name
 -- ARGV[2]  str   how it is declared
 -- ARGV[3]  str   the tick at which the caller thinks it stands; '' to queue jobs out of turn
@@ -26,15 +29,16 @@
 -- ARGV[13] str   beginning of the names of the indexes by state
 -- ARGV[14] int   ms for which a final record is kept
 -- ARGV[15] str   beginning of the names of unique keys
--- ARGV[16] int   ms for which the unique key holds, 0 for jobs without one
--- ARGV[17] int   how many names and values for records follow, -1 for jobs without records
--- ARGV[18..] str  these; then for each job its id, its id as it stands in keys, and the job; none to
+-- ARGV[16] str   beginning of the names of claims by worker
+-- ARGV[17] int   1 if a job holds the unique key until it ends, 0 for jobs without one
+-- ARGV[18] int   how many names and values for records follow, -1 for jobs without records
+-- ARGV[19..] str  these; then for each job its id, its id as it stands in keys, and the job; none to
 --                 pass over a tick
 --
--- Returns   2  done, but a job still holds the unique key: no other was queued
---           1  done
---           0  the list is full; nothing was written
---          -1  it stands elsewhere, is declared otherwise, or it is too early; nothing was written
+-- Returns  list  2 if it is done, but a job still holds the unique key and no other was queued; 1 if it
+--                is done; 0 if the list is full and nothing was written; -1 if it stands elsewhere, is
+--                declared otherwise, or it is too early, and nothing was written; then jobs moved
+--                aside or dropped that are compressed, see `note_losses`
 
 -- Include: time
 -- Include: records
@@ -42,18 +46,21 @@
 -- Include: overflow
 -- Include: losses
 -- Include: schedule
+-- Include: uniques
 local name, lane, index = ARGV[1], ARGV[6], ARGV[13]
 if ARGV[3] ~= '' then
-  if redis.call('ZSCORE', KEYS[1], name) ~= ARGV[3] then return -1 end
-  if redis.call('HGET', KEYS[2], declared_in(name)) ~= ARGV[2] then return -1 end
-  if now < tonumber(ARGV[4]) then return -1 end
+  if redis.call('ZSCORE', KEYS[1], name) ~= ARGV[3] then return {-1} end
+  if redis.call('HGET', KEYS[2], declared_in(name)) ~= ARGV[2] then return {-1} end
+  if now < tonumber(ARGV[4]) then return {-1} end
 end
 
-local recorded, fields = tonumber(ARGV[17]), {}
-for place = 18, 17 + recorded do fields[#fields + 1] = ARGV[place] end
-local jobs, bytes, unique = {}, 0, ARGV[16] ~= '0'
-local held = unique and redis.call('EXISTS', KEYS[8]) == 1
-for place = 18 + math.max(recorded, 0), #ARGV, 3 do
+local recorded, fields = tonumber(ARGV[18]), {}
+for place = 19, 18 + recorded do fields[#fields + 1] = ARGV[place] end
+local jobs, bytes, unique, packed = {}, 0, ARGV[17] == '1', {}
+local held = unique and holder_of(KEYS[8], ARGV[12], {waiting = KEYS[3], ring = KEYS[6],
+  parked = KEYS[7], delayed = KEYS[9], workers = KEYS[10], dead_workers = KEYS[11],
+  claims = ARGV[16]}, lane)
+for place = 19 + math.max(recorded, 0), #ARGV, 3 do
   local id, key, item = ARGV[place], ARGV[place + 1], ARGV[place + 2]
   -- A record that is there tells that the clock was set back: this moment has come before.
   local fault = recorded >= 0 and fault_in('HASH', ARGV[12] .. key)
@@ -73,9 +80,9 @@ if #jobs > 0 then
   local room, moved, dropped
   room, moved, dropped, fault = make_room(list, KEYS[5], KEYS[4], KEYS[2], index, ARGV[7], side, ARGV[8],
     tonumber(ARGV[9]), tonumber(ARGV[10]), tonumber(ARGV[11]), #jobs, bytes, iso(now), now, lane,
-    function(item) note_loss(ARGV[12], index, item, now, ARGV[14], ARGV[15]) end)
+    function(item) note_loss(ARGV[12], index, item, now, ARGV[14], ARGV[15]) end, packed)
   if fault then return fault end
-  if not room then return 0 end
+  if not room then return {0} end
   redis.call('HINCRBY', KEYS[4], 'added', #jobs)
   if lane ~= '' then redis.call('HSETNX', KEYS[2], 'lanes', 1) end
   if ARGV[10] ~= '0' then redis.call('HSETNX', KEYS[2], 'bytes', 0) end
@@ -87,8 +94,8 @@ for _, job in ipairs(jobs) do
     redis.call('HSET', ARGV[12] .. job[2], 'job_id', job[1])
     redis.call('ZADD', index .. 'queued', now, job[2])
   end
-  if unique then redis.call('SET', KEYS[8], job[2], 'PX', ARGV[16]) end
+  if unique then redis.call('SET', KEYS[8], job[2]) end
   put(KEYS[3], KEYS[6], KEYS[7], KEYS[2], side, lane, job[3], false)
 end
 if ARGV[3] ~= '' then redis.call('ZADD', KEYS[1], ARGV[5], name) end
-return held and #jobs == 0 and 2 or 1
+return {held and #jobs == 0 and 2 or 1, unpack(packed)}

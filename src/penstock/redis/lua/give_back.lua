@@ -47,7 +47,7 @@ for place = #ARGV - 2, 5, -3 do
     put(KEYS[3], KEYS[4], KEYS[5], KEYS[6], side, lane_in(claim), item ~= '' and item or stored, true)
     redis.call('HDEL', KEYS[2], claim)
     free(ARGV[4], KEYS[4], KEYS[5], KEYS[3], ARGV[1], claim)
-    if id ~= '' then turn(ARGV[2] .. id, ARGV[3], id, 'queued', now) end
+    if id ~= '' then return_to_queue(ARGV[2] .. id, ARGV[3], id, now) end
     returned = returned + 1
   end
 end

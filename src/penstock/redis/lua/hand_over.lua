@@ -34,6 +34,7 @@ for place = 7, #ARGV, 3 do
       close(ARGV[4] .. id, ARGV[5], id, 'cancelled', now, ARGV[6],
         {'error', 'moved to queue ' .. ARGV[3], 'error_type', 'Moved'}, at)
       forget(unique, id)
+      redis.pcall('SREM', cancelled_beside(ARGV[5]), id)
     end
   end
 end

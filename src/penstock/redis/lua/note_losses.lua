@@ -24,5 +24,6 @@ for place = 4, #ARGV, 2 do
     told = told + 1
   end
   forget(unique, id)
+  redis.pcall('SREM', cancelled_beside(ARGV[2]), id)
 end
 return told

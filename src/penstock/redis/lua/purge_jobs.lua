@@ -41,6 +41,7 @@ for place = 5, #ARGV, 4 do
     if id ~= '' then
       close(ARGV[2] .. id, ARGV[3], id, 'cancelled', now, ARGV[4],
         {'error', 'purged', 'error_type', 'Purged'}, at)
+      redis.pcall('SREM', cancelled_beside(ARGV[3]), id)
     end
     forget(unique, id)
   end

@@ -22,8 +22,9 @@
 -- ARGV[11] int   ms for which a final record is kept
 -- ARGV[12..]  str  the jobs
 --
--- Returns  list  1 if they were added, 0 if the list is full; its length now; jobs moved aside;
---                jobs dropped; those moved or dropped that are compressed, see `note_losses`
+-- Returns  list  1 if they were added, 0 if the list is full, 3 if there is some more room and this
+--                is to be called again; its length now; jobs moved aside; jobs dropped; those moved
+--                or dropped that are compressed, see `note_losses`
 
 local list, lane, count, bytes = KEYS[1], ARGV[1], #ARGV - 11, 0
 if lane ~= '' then list = list .. ':' .. lane end
@@ -69,15 +70,13 @@ if most_bytes > 0 or is_full then
   local room
   room, moved, dropped, fault = make_room(list, KEYS[4], KEYS[3], KEYS[2], ARGV[9], ARGV[2],
     ARGV[3], ARGV[4], most, most_bytes, tonumber(ARGV[7]), count, bytes, iso(now), now, lane,
-    function(item)
-      if is_packed(packed, item) then return end
-      note_loss(ARGV[8], ARGV[9], item, now, ARGV[11], ARGV[10])
-    end)
+    function(item) note_loss(ARGV[8], ARGV[9], item, now, ARGV[11], ARGV[10]) end, packed)
   if fault then return fault end
   if not room then
     if ARGV[4] ~= 'block' then redis.call('HINCRBY', KEYS[3], 'rejected', count) end
     return {0, redis.call('LLEN', list), 0, 0, {}}
   end
+  if room == 'again' and count > 1 then return {3, redis.call('LLEN', list), moved, dropped, packed} end
 end
 redis.call('HINCRBY', KEYS[3], 'added', count)
 if counts_bytes then redis.call('HINCRBY', KEYS[2], 'bytes', bytes) end
@@ -86,5 +85,4 @@ if lane ~= '' then
   redis.call('HSETNX', KEYS[2], 'lanes', 1)
   enlist(KEYS[5], KEYS[6], lane, redis.call('EXISTS', list) == 0)
 end
-packed.bytes = nil
 return {1, redis.call(push, list, unpack(ARGV, 12)), moved, dropped, packed}

@@ -57,6 +57,7 @@ for place = #ARGV - 5, 7, -6 do
       redis.call('HDEL', KEYS[2], claim)
       close(record, ARGV[3], id, 'failed', now, ARGV[5], fields)
       forget(unique, id)
+      redis.pcall('SREM', cancelled_beside(ARGV[3]), id)
     else
       put(KEYS[3], KEYS[4], KEYS[5], KEYS[6], side, lane_in(claim), item, true)
       redis.call('HDEL', KEYS[2], claim)
@@ -64,7 +65,7 @@ for place = #ARGV - 5, 7, -6 do
         redis.call('HSET', KEYS[9], suspect_name(item), 1)
         redis.call('PEXPIRE', KEYS[9], ARGV[6])
       end
-      turn(record, ARGV[3], id, 'queued', now)
+      return_to_queue(record, ARGV[3], id, now)
       if fields[1] and status_in(record) == 'queued' then redis.call('HSET', record, unpack(fields)) end
     end
     free(ARGV[4], KEYS[4], KEYS[5], KEYS[3], ARGV[1], claim)

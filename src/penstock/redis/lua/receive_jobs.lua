@@ -11,9 +11,8 @@
 -- ARGV[3]  str     lane, '' for the plain list
 -- ARGV[4]  str     beginning of the names of records
 -- ARGV[5]  str     beginning of the names of the indexes by state
--- ARGV[6]  int     ms for which a unique key holds
--- ARGV[7]  str     the queue's name
--- ARGV[8..]  str   for each its job; its id as records are named, '' for none; its id; its task; '1'
+-- ARGV[6]  str     the queue's name
+-- ARGV[7..]  str   for each its job; its id as records are named, '' for none; its id; its task; '1'
 --                  if it has a record; its unique key, '' for none
 --
 -- Returns  int  how many wait in the lane now
@@ -28,16 +27,16 @@ local fault = fault_in('LIST', list_of(KEYS[1], lane)) or fault_in_number(KEYS[4
   or fault_in_number(KEYS[5], 'added') or fault_in_indexes(ARGV[5])
 if fault then return fault end
 local side = redis.call('HGET', KEYS[4], 'side') or 'right'
-local count = (#ARGV - 7) / 6
+local count = (#ARGV - 6) / 6
 redis.call('HINCRBY', KEYS[5], 'added', count)
 if lane ~= '' then redis.call('HSETNX', KEYS[4], 'lanes', 1) end
-for place = 8, #ARGV, 6 do
+for place = 7, #ARGV, 6 do
   local item, name, id, task, is_tracked, unique = unpack(ARGV, place, place + 5)
   put(KEYS[1], KEYS[2], KEYS[3], KEYS[4], side, lane, item, false)
   if name ~= '' then
-    take_unique(unique, name, ARGV[6])
+    take_unique(unique, name)
     begin_anew(ARGV[4] .. name, ARGV[5], name, is_tracked == '1',
-      {'job_id', id, 'task', task, 'queue', ARGV[7], 'unique', unique}, now)
+      {'job_id', id, 'task', task, 'queue', ARGV[6], 'unique', unique}, now)
   end
 end
 note_act(KEYS[6], ARGV[1], 'receive', count, 'from ' .. ARGV[2])

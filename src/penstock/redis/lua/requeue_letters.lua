@@ -15,9 +15,8 @@
 -- ARGV[2]  str     more about it
 -- ARGV[3]  str     beginning of the names of records
 -- ARGV[4]  str     beginning of the names of the indexes by state
--- ARGV[5]  int     ms for which a unique key holds
--- ARGV[6]  str     the queue's name
--- ARGV[7..]  str   for each its letter; how many were before that; the job; its lane; its id as
+-- ARGV[5]  str     the queue's name
+-- ARGV[6..]  str   for each its letter; how many were before that; the job; its lane; its id as
 --                  records are named, '' for none; its id; its task; '1' if it has a record; its
 --                  unique key, '' for none
 --
@@ -32,13 +31,13 @@ redis.call('HDEL', KEYS[5], '')
 -- Include: pull
 local fault = fault_in_number(KEYS[5], 'bytes') or fault_in_number(KEYS[6], 'requeued')
   or fault_in_indexes(ARGV[4])
-for place = 7, #ARGV, 9 do
+for place = 6, #ARGV, 9 do
   fault = fault or fault_in('LIST', list_of(KEYS[2], ARGV[place + 3]))
 end
 if fault then return fault end
 local side = redis.call('HGET', KEYS[5], 'side') or 'right'
 local answer, count, last = {}, 0, 0
-for place = 7, #ARGV, 9 do
+for place = 6, #ARGV, 9 do
   local letter, before, item, lane, name, id, task, is_tracked, unique =
     unpack(ARGV, place, place + 8)
   local index = locate(KEYS[1], letter, before, 1)
@@ -46,9 +45,9 @@ for place = 7, #ARGV, 9 do
     put(KEYS[2], KEYS[3], KEYS[4], KEYS[5], side, lane, item, false)
     if lane ~= '' then redis.call('HSETNX', KEYS[5], 'lanes', 1) end
     if name ~= '' then
-      take_unique(unique, name, ARGV[5])
+      take_unique(unique, name)
       begin_anew(ARGV[3] .. name, ARGV[4], name, is_tracked == '1',
-        {'job_id', id, 'task', task, 'queue', ARGV[6], 'unique', unique}, now)
+        {'job_id', id, 'task', task, 'queue', ARGV[5], 'unique', unique}, now)
     end
     strike(KEYS[1], index)
     last = index

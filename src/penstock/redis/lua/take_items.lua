@@ -7,13 +7,16 @@
 -- KEYS[3]  LIST  the queue's plain list; those of its lanes are named after it
 -- KEYS[4]  LIST  the ring of fair lanes
 -- KEYS[5]  HASH  the queue's state
+-- KEYS[6]  HASH  counters
+-- KEYS[7]  SET   jobs that were cancelled while they waited
 -- ARGV[1]  str   worker
 -- ARGV[2]  str   lane, '' for the plain list
 -- ARGV[3]  int   number of the first claim
--- ARGV[4..]  str  for each its job, byte by byte; how many were to be claimed before it
+-- ARGV[4..]  str  for each its job, byte by byte; how many were to be claimed before it; its id as
+--                 records are named, '' for none
 --
--- Returns  list  for each 1 if it is in hand now, 0 if it did not wait there; the claims are
---                numbered in this order, with or without a job
+-- Returns  list  for each 1 if it is in hand now, 0 if it did not wait there, or was cancelled and is
+--                gone now; the claims are numbered in this order, with or without a job
 --          int   -1  the worker was given up as dead; nothing was done
 
 redis.call('HDEL', KEYS[2], '')
@@ -28,19 +31,26 @@ local fault = fault_in('LIST', list) or fault_in_number(KEYS[5], 'bytes')
 if fault then return fault end
 local facts = redis.call('HMGET', KEYS[5], 'side', 'bytes')
 local from = facts[1] == 'left' and -1 or 1
-local answer, taken, freed, last = {}, 0, 0, 0
-for place = 4, #ARGV, 2 do
-  local index = locate(list, ARGV[place], ARGV[place + 1], from)
+local answer, taken, passed, freed, last = {}, 0, 0, 0, 0
+for place = 4, #ARGV, 3 do
+  local item, before, id = unpack(ARGV, place, place + 2)
+  local index, cancelled = locate(list, item, before, from), false
   if index then
-    local number = first + #answer
-    redis.call('HSET', KEYS[2], lane == '' and number or number .. ':' .. lane, ARGV[place])
+    cancelled = id ~= '' and redis.call('SREM', KEYS[7], id) == 1
+    if cancelled then
+      passed = passed + 1
+    else
+      local number = first + #answer
+      redis.call('HSET', KEYS[2], lane == '' and number or number .. ':' .. lane, item)
+    end
     strike(list, index)
     last = index
-    taken, freed = taken + 1, freed + #ARGV[place]
+    taken, freed = taken + 1, freed + #item
   end
-  answer[#answer + 1] = index and 1 or 0
+  answer[#answer + 1] = index and not cancelled and 1 or 0
 end
 remove_struck(list, taken, last)
+if passed > 0 then redis.pcall('HINCRBY', KEYS[6], 'passed_over', passed) end
 if facts[2] and freed > 0 then
   redis.call('HSET', KEYS[5], 'bytes', math.max(0, tonumber(facts[2]) - freed))
 end

@@ -106,12 +106,8 @@ local function close_batch(pointer, window, key, batch, reason)
     if most_bytes > 0 or (most > 0 and waiting >= most) then
       local room, moved, dropped, wrong = make_room(KEYS[4], KEYS[7], KEYS[6], KEYS[5], ARGV[9],
         ARGV[3], side, policy, most, most_bytes, tonumber(ARGV[7]), 1, #job, iso(now), now, '',
-        function(item)
-          if is_packed(packed, item) then return end
-          note_loss(ARGV[8], ARGV[9], item, now, ARGV[16], ARGV[10])
-        end)
+        function(item) note_loss(ARGV[8], ARGV[9], item, now, ARGV[16], ARGV[10]) end, packed)
       if not room then return 0, waiting, nil, wrong end
-      packed.bytes = nil
     end
     redis.pcall('HINCRBY', KEYS[6], 'added', 1)
     if most_bytes > 0 then redis.call('HSETNX', KEYS[5], 'bytes', 0) end

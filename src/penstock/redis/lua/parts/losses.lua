@@ -1,7 +1,5 @@
--- What becomes of the record and the unique key of a job that a full queue has dropped or moved
--- aside. One that is compressed cannot be read here: the caller gets those, up to a size.
-
-local MOST_PACKED_BYTES = 1048576
+-- What becomes of the record, the unique key and the cancel mark of a job that a full queue has
+-- dropped or moved aside. One that is compressed cannot be read here: the caller gets those.
 
 local function as_in_keys(text)
   return (string.gsub(text, '[^A-Za-z0-9_.+@=-]', function(character)
@@ -13,7 +11,7 @@ local function text_in(value)
   return type(value) == 'string' and value ~= '' and value or nil
 end
 
--- `uniques` is the beginning of the names of unique keys, nil where jobs have none.
+-- `uniques` is the beginning of the names of unique keys.
 local function note_loss(records, index, item, ms, ttl, uniques)
   local known, job = pcall(cjson.decode, item)
   if not known or type(job) ~= 'table' then return end
@@ -26,13 +24,6 @@ local function note_loss(records, index, item, ms, ttl, uniques)
   if close(record, index, name, 'failed', ms, ttl) then
     redis.call('HSET', record, 'error', 'dropped from a full queue', 'error_type', 'Overflow')
   end
-  if uniques and text_in(meta.unique) then forget(uniques .. as_in_keys(meta.unique), name) end
-end
-
--- Puts a job that cannot be read here aside, for `note_losses`. Returns whether it is one.
-local function is_packed(packed, item)
-  if string.sub(item, 1, 2) ~= 'Z:' then return false end
-  packed.bytes = (packed.bytes or 0) + #item
-  if packed.bytes <= MOST_PACKED_BYTES then packed[#packed + 1] = item end
-  return true
+  if text_in(meta.unique) then forget(uniques .. as_in_keys(meta.unique), name) end
+  redis.pcall('SREM', cancelled_beside(index), name)
 end

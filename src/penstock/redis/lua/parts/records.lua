@@ -41,6 +41,11 @@ local function sweep(index, state, ms, ttl)
   return sweep_upto(index .. state, ms - ttl)
 end
 
+-- Tells those who wait for the ends of jobs; where that is not allowed, they look by themselves.
+local function announce(index, ids)
+  redis.pcall('PUBLISH', index .. 'ended', table.concat(ids, ' '))
+end
+
 -- Takes a job to a final state: from then on its record has an end.
 local function close(record, index, id, to, ms, ttl, fields, at)
   fields = fields or {}
@@ -53,7 +58,20 @@ local function close(record, index, id, to, ms, ttl, fields, at)
   end
   if not turn(record, index, id, to, ms, fields) then return false end
   redis.call('PEXPIRE', record, ttl)
+  if redis.call('HEXISTS', record, 'waited') == 1 then announce(index, {id}) end
   return true
+end
+
+-- The set of jobs that were cancelled while they waited on a list; it stands beside the indexes.
+local function cancelled_beside(index)
+  return string.sub(index, 1, -#'jobs:' - 1) .. 'cancelled'
+end
+
+-- Notes that a job goes back to its list; one that was cancelled meanwhile is passed over there.
+local function return_to_queue(record, index, id, ms)
+  if not turn(record, index, id, 'queued', ms) and status_in(record) == 'cancelled' then
+    redis.pcall('SADD', cancelled_beside(index), id)
+  end
 end
 
 -- Lets a unique key go, if it is still this job's.

@@ -2,7 +2,7 @@
 
 local PAST = {'error', 'error_type', 'error_code', 'suggestions', 'traceback', 'failed_at',
   'completed_at', 'started_at', 'duration_seconds', 'worker', 'claim', 'cancel_asked', 'result',
-  'attempt', 'reason', 'progress_done', 'progress_total', 'progress_note'}
+  'attempt', 'reason', 'progress_done', 'progress_total', 'progress_note', 'waited'}
 
 -- `fields` are names and values of a record that has to be made. That of a job which is under way
 -- already (queued twice by others) stays as it is.
@@ -21,6 +21,6 @@ local function begin_anew(record, index, id, is_tracked, fields, ms)
   redis.call('ZADD', index .. 'queued', ms, id)
 end
 
-local function take_unique(unique, id, hold_ms)
-  if unique ~= '' then redis.call('SET', unique, id, 'NX', 'PX', hold_ms) end
+local function take_unique(unique, id)
+  if unique ~= '' then redis.call('SET', unique, id, 'NX') end
 end

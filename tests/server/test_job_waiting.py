@@ -1,0 +1,186 @@
+"""Waiting for the ends of jobs: those who wait hear of them, and cost next to nothing meanwhile."""
+
+import asyncio
+
+import pytest
+from tests.workplace import Workplace, claim_as
+
+from penstock import RetryPolicy
+from penstock.queues import waiting
+from penstock.queues.counts import Counts
+from penstock.queues.hand import Ended, Hand
+from penstock.testing.eventually import eventually
+from penstock.testing.servers import ServerProcess
+
+
+@pytest.fixture
+def no_recheck(monkeypatch):
+    """Who misses an announcement waits for ever."""
+    monkeypatch.setattr(waiting, "RECHECK_S", 600)
+
+
+async def listens(queue, count):
+    """Whether so many jobs are awaited, and all records say so."""
+    ends = queue.ends
+    if len(ends._awaited) != count or not ends._subscribed or ends._due:
+        return False
+    names = [queue.keyring.records + name for name in ends._awaited]
+    return all(await queue.client.pipeline([("HEXISTS", name, "waited") for name in names]))
+
+
+async def begin_waiting(queue, jobs):
+    """Tasks that wait for jobs, when all of them are heard of."""
+    tasks = [asyncio.create_task(job.wait(timeout=20)) for job in jobs]
+    await eventually(lambda: listens(queue, len({job.id for job in jobs})))
+    return tasks
+
+
+async def finish(app, queue, state="done", count=1):
+    """End what is claimed, as a worker does."""
+    hand = Hand(app.redis, queue.codec, queue.keyring, "w", Counts())
+    await hand.join()
+    hand.ended += [Ended(job, state, "0.1", b"1") for job in await hand.exchange(count)]
+    await hand.flush_ended()
+    await hand.leave()
+
+
+ENDS = ["done", "expired", "cancelled", "buried", "crashed", "purged", "dropped", "moved"]
+
+
+@pytest.mark.parametrize("how", [*ENDS, "dropped, compressed", "purged, delayed"])
+async def test_whatever_ends_a_job_those_who_wait_hear_of_it(workplace, no_recheck, how):
+    app = await workplace.open(silence_s=0.3)
+    queue = app.queue("mail", max_size=1, overflow="drop_oldest")
+
+    @app.task(queue="mail", status=True, retry=RetryPolicy(max_attempts=1))
+    async def work(text: str = "") -> None:
+        raise LookupError
+
+    sender = work.with_options(delay=60) if "delayed" in how else work
+    job = await sender.send("x" * 5_000 if "compressed" in how else "")
+    (waits,) = await begin_waiting(queue, [job])
+    if how in {"done", "expired"}:
+        await finish(app, queue, how)
+    elif how == "cancelled":
+        assert await job.cancel()
+    elif how == "buried":
+        await workplace.start(app)
+    elif how == "crashed":
+        await claim_as(queue, "dead", 1)
+        await workplace.start(app)
+    elif how.startswith("purged"):
+        await app.queues.purge("mail", delayed="delayed" in how)
+    elif how.startswith("dropped"):
+        await work.send()
+    else:
+        await app.queues.move("mail", "other")
+    ended = {"buried": "failed", "crashed": "failed", "purged": "cancelled", "moved": "cancelled"}
+    expected = "failed" if how.startswith("dropped") else ended.get(how.split(",")[0], how)
+    assert await waits == expected
+    assert queue.ends._task is None
+
+
+async def test_many_wait_for_the_same_and_for_other_jobs_in_several_programs(workplace, no_recheck):
+    app, other = await workplace.open(), await workplace.open()
+
+    @app.task(queue="mail", status=True)
+    async def work(number: int) -> None: ...
+
+    jobs = await work.send_many([(number,) for number in range(120)])
+    waits = await begin_waiting(work.queue, jobs * 2)
+    waits += await begin_waiting(
+        other.queue("mail"), [other.queue("mail").job(job.id) for job in jobs[:60]]
+    )
+    await finish(app, work.queue, count=120)
+    assert set(await asyncio.gather(*waits)) == {"done"}
+
+
+async def test_an_end_that_nobody_announces_is_found(workplace, monkeypatch):
+    monkeypatch.setattr(waiting, "RECHECK_S", 0.05)
+    app = await workplace.open()
+
+    @app.task(queue="mail", status=True)
+    async def work() -> None: ...
+
+    job = await work.send()
+    (waits,) = await begin_waiting(work.queue, [job])
+    # A worker of an earlier version writes the record, and that is all.
+    await app.redis.call("HSET", work.queue.keyring.record(job.id), "status", "done")
+    assert await waits == "done"
+
+
+async def test_an_end_while_the_subscription_is_lost_is_heard_of(workplace, no_recheck):
+    app = await workplace.open()
+
+    @app.task(queue="mail", status=True)
+    async def work() -> None: ...
+
+    job = await work.send()
+    (waits,) = await begin_waiting(work.queue, [job])
+    await app.redis.call("CLIENT", "KILL", "TYPE", "pubsub")
+    await finish(app, work.queue)
+    assert await waits == "done"
+
+
+async def test_jobs_that_nobody_waits_for_are_not_announced(workplace):
+    app = await workplace.open()
+
+    @app.task(queue="mail", status=True)
+    async def work() -> None: ...
+
+    await work.send_many([()] * 20)
+    job = await work.send()
+    heard = []
+    app.hints.listen(f"{work.queue.keyring.indexes}ended", heard.append)
+    (waits,) = await begin_waiting(work.queue, [job])
+    await finish(app, work.queue, count=21)
+    await waits
+    assert [message for message in heard if message is not None] == [job.id.encode()]
+
+
+async def test_who_waits_costs_next_to_nothing_until_the_end(monkeypatch, workplace):
+    count = 3_000
+    app = await workplace.open()
+    app.queue("mail", max_size=0)
+
+    @app.task(queue="mail", status=True)
+    async def work() -> None: ...
+
+    jobs = await work.send_many([()] * count)
+    looks = []
+    await_jobs = app.redis.scripts.await_jobs
+
+    async def counted(*, keys, names):
+        looks.append(len(names))
+        return await await_jobs(keys=keys, names=names)
+
+    monkeypatch.setattr(app.redis.scripts, "await_jobs", counted)
+    waits = await begin_waiting(work.queue, jobs)
+    looks.clear()
+    await asyncio.sleep(1.2)
+    # At 200 a second, in calls of a hundred.
+    assert sum(looks) <= 300
+    assert len(looks) <= 4
+    for _ in range(0, count, 1_000):
+        await finish(app, work.queue, count=1_000)
+    assert set(await asyncio.gather(*waits)) == {"done"}
+    assert sum(looks) <= count + 400
+
+
+def test_a_full_server_lets_those_who_wait_hear_of_the_end():
+    async def wait_on_a_full_server(url):
+        async with Workplace(url) as workplace:
+            app = await workplace.open()
+
+            @app.task(queue="mail", status=True)
+            async def work() -> None: ...
+
+            job = await work.send()
+            await app.redis.call("CONFIG", "SET", "maxmemory", 1)
+            (waits,) = await begin_waiting(work.queue, [job])
+            await finish(app, work.queue)
+            assert await waits == "done"
+
+    for binary in ("valkey", "redis62"):
+        with ServerProcess(binary) as server:
+            asyncio.run(wait_on_a_full_server(server.url))
