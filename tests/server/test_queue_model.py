@@ -56,7 +56,12 @@ def test_jobs_are_in_one_place_however_long_one_looks(machine):
         ("bury_job", "forget(ARGV[8], ARGV[7])", ""),
         ("cancel_job", "redis.call('HDEL', KEYS[3], ARGV[1])", ""),
         ("finish_jobs", "redis.call('PEXPIRE', record, ARGV[5])", ""),
-        ("finish_jobs", "redis.pcall('SREM', KEYS[7], unpack(unmarked))", ""),
+        ("purge_jobs", "redis.pcall('SREM', cancelled_beside(ARGV[3]), id)", ""),
+        (
+            "cancel_job",
+            "redis.call('PERSIST', KEYS[5])",
+            "redis.call('PEXPIRE', KEYS[5], ARGV[3])",
+        ),
         ("submit_jobs", "redis.call('SET', job.unique, job.id)", "redis.call('GET', job.unique)"),
     ],
     ids=[
@@ -67,7 +72,8 @@ def test_jobs_are_in_one_place_however_long_one_looks(machine):
         "a buried job keeps its unique key",
         "a cancelled job leaves its body behind",
         "a job that is done keeps its record for ever",
-        "a cancelled job leaves its mark behind",
+        "a purged job leaves its mark behind",
+        "a cancelled job runs when its mark has run out",
         "a unique key is not taken",
     ],
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cached_property
 
 from penstock.errors import (
     ClusterDown,
@@ -14,7 +15,7 @@ from penstock.errors import (
 )
 from penstock.redis.client import Client
 from penstock.redis.keys import key_slot
-from penstock.redis.script import load_script
+from penstock.redis.script import Script
 from penstock.redis.wire import Argument, Reply, Wire, pack
 
 __all__ = ["Line"]
@@ -33,10 +34,14 @@ class Line:
     def __init__(self, client: Client, script: str, keys: tuple[str, ...]) -> None:
         self._client, self._keys = client, keys
         self._slot = key_slot(keys[0]) if client.keys.cluster else None
-        self._script = load_script(script)
+        self._name = script
         self._wire: Wire | None = None
         self._heads: dict[tuple[Argument, ...], tuple[int, bytes]] = {}
         self._version: tuple[int, ...] = ()
+
+    @cached_property
+    def _script(self) -> Script:
+        return self._client.scripts.load(self._name)
 
     async def call(self, fixed: tuple[Argument, ...], jobs: Sequence[bytes]) -> list[Reply]:
         """Run the script."""

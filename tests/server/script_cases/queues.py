@@ -75,16 +75,16 @@ def populate(client: Client, now: int) -> list[tuple[Argument, ...]]:
     return done
 
 
-async def submit(client: Client, *words: str, said: str = "", **options: object) -> None:
-    """One job with a record; `words` are what it says after its id."""
+async def submit(client: Client, *, options: str = "", said: str = "", **values: object) -> None:
+    """One job with a record; `options` are what it says after its id."""
     k = ring(client)
     keys = {"UNIQUE": k.unique("new"), "BY": k.unique("new by")}
-    head = " ".join(["new", *(keys.get(word, word) for word in words)])
-    values = {
+    head = " ".join(["new", *(keys.get(word, word) for word in options.split())])
+    told = {
         "lane": "a", "fields": b'["task","t"]', "jobs": [f"{head}\n{said}{job(99)}"],
-        **ROOM, **options,
+        **ROOM, **values,
     }  # fmt: skip
-    *_, answer = await client.scripts.submit_jobs(keys=k, **values)  # type: ignore[arg-type]
+    *_, answer = await client.scripts.submit_jobs(keys=k, **told)  # type: ignore[arg-type]
     if isinstance(answer, ServerError):
         raise answer
 
@@ -163,13 +163,11 @@ QUEUES = Engine(
         "submit_jobs": [
             Case(submit),  # type: ignore[arg-type]
             Case(partial(submit, lane="", policy="dlq", max_size=3)),  # type: ignore[arg-type]
-            Case(partial(submit, *["5000", "-", "0", "-", "0", "0", "0"])),  # type: ignore[arg-type]
-            Case(partial(submit, *["-", "UNIQUE", "0", "-", "0", "0", "0"])),  # type: ignore[arg-type]
+            Case(partial(submit, options="5000 - 0 - 0 0 0")),  # type: ignore[arg-type]
+            Case(partial(submit, options="- UNIQUE 0 - 0 0 0")),  # type: ignore[arg-type]
             Case(
                 partial(  # type: ignore[arg-type]
-                    submit,
-                    *["-", "UNIQUE", "1000", "BY", "1000", "37", "0"],
-                    said="=" + "t" * 32 + "said",
+                    submit, options="- UNIQUE 1000 BY 1000 37 0", said="=" + "t" * 32 + "said"
                 )
             ),
         ],

@@ -177,7 +177,9 @@ local function admit(job)
 -- Include: losses
 -- Include: overflow
   write()
-  local room, moved, dropped, wrong = make_room(list, KEYS[4], KEYS[3], KEYS[2], index, ARGV[2],
+  local wrong, room, moved, dropped = fault_in('HASH', KEYS[3])
+  if wrong then return wrong end
+  room, moved, dropped, wrong = make_room(list, KEYS[4], KEYS[3], KEYS[2], index, ARGV[2],
     ARGV[3], policy, most, most_bytes, tonumber(ARGV[7]), 1, #job.item, iso(now), now, lane,
     function(item) note_loss(records, index, item, now, ARGV[12], ARGV[10]) end, packed)
   if wrong then return wrong end
