@@ -11,9 +11,9 @@ async def test_that_jobs_were_cancelled_is_forgotten_when_none_waits_any_more(wo
         ran.append(number)
 
     queue = note.queue
-    purged = await note.send(1)
-    assert await purged.cancel()
-    await app.queues.purge("mail")
+    lost = await note.send(1)
+    assert await lost.cancel()
+    await app.redis.call("DEL", queue.keyring.waiting)  # as another program may do
     assert await app.redis.call("SCARD", queue.keyring.cancelled) == 1
 
     await workplace.start(app)

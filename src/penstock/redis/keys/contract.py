@@ -16,7 +16,8 @@ __all__ = ["AREA_WORDS", "FAMILIES", "RESERVED"]
 
 STRING, LIST, SET = RedisType.STRING, RedisType.LIST, RedisType.SET
 ZSET, HASH, STREAM = RedisType.ZSET, RedisType.HASH, RedisType.STREAM
-NEVER, ALWAYS, TERMINAL, WRITER = Ttl.NEVER, Ttl.ALWAYS, Ttl.TERMINAL, Ttl.WRITER
+NEVER, ALWAYS, TERMINAL = Ttl.NEVER, Ttl.ALWAYS, Ttl.TERMINAL
+CHOSEN, WRITER = Ttl.CHOSEN, Ttl.WRITER
 
 OURS = "Penstock"
 JAVA = "the Java library"
@@ -274,7 +275,7 @@ _QUEUES = (
     Family(
         "queue.unique",
         "penstock:queue:<queue>:unique:<key>", "penstock:queue:{<queue>}:unique:<key>",
-        STRING, NEVER, "freed with the job's end, or after `unique_for`", "queues", OURS,
+        STRING, CHOSEN, "none: freed with the job's end; or `unique_for`", "queues", OURS,
     ),
     Family(
         "queue.jobs",

@@ -28,6 +28,8 @@ class Ttl(StrEnum):
     """From its first write on. One without a TTL is an orphan."""
     TERMINAL = "terminal"
     """None while the work goes on, one from its final state on."""
+    CHOSEN = "chosen"
+    """None, or the one that its user has asked for."""
     WRITER = "writer"
     """Another program writes the key as well, and decides."""
 

@@ -12,11 +12,13 @@ end
 
 -- The job that holds a unique key; nil if it is free, which it also is if its job has ended or
 -- vanished without letting it go: other programs may take jobs off a list. A key with a time to live
--- holds for that time. An error reply if it is a key of another type.
+-- holds for that time, and so does what cannot be the id of a job. An error reply if it is a key of another type.
 local function holder_of(unique, records, queue, lane)
   local holder = redis.pcall('GET', unique)
   if type(holder) ~= 'string' then return holder or nil end
-  if redis.call('PTTL', unique) >= 0 then return holder end
+  if redis.call('PTTL', unique) >= 0 or not string.match(holder, '^[A-Za-z0-9_.+@=%%-]+$') then
+    return holder
+  end
   local status = status_in(records .. holder)
   if status and not LEGAL[status] then return nil end
   return may_have_jobs(queue, lane) and holder or nil
