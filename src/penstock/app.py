@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, ParamSpec, Self, TypeVar, Unpack
 from weakref import WeakSet
 
 from penstock.coordination.access import Coordination
+from penstock.named import Named
 from penstock.redis.client import Client
 from penstock.redis.codec import Codec
 from penstock.settings import Settings
@@ -64,7 +65,7 @@ class Penstock(Coordination):
         self.settings = settings or Settings.load({"url": url})
         self.redis = Client(self.settings)
         self.codec = Codec(self.settings.codec)
-        self._topics: list[Topic] = []
+        self._topics: Named[Topic] = Named()
         self._workers: WeakSet[Worker] = WeakSet()
         self._registry: QueueRegistry | None = None
         self._schedules: Schedules | None = None
@@ -106,10 +107,14 @@ class Penstock(Coordination):
         return await check_health(self.redis)
 
     async def doctor(self) -> Diagnosis:
-        """Judge how the server is set up."""
+        """Judge how the server is set up, and what grows there without a bound."""
         from penstock.redis.doctor import diagnose  # noqa: PLC0415
+        from penstock.repair.growth import find_growth  # noqa: PLC0415
 
-        return await diagnose(self.redis)
+        diagnosis = await diagnose(self.redis)
+        if diagnosis.connected:
+            diagnosis.findings.extend(await find_growth(self.redis, self.codec))
+        return diagnosis
 
     def topic(
         self,
@@ -125,6 +130,9 @@ class Penstock(Coordination):
     ) -> Topic:
         """Return a topic to send to and to subscribe to; it is created with its first use.
 
+        The same one for the same name and options. Other options make another object for the same
+        topic. A partitioner of your own counts as the same if it is the same object, or equal.
+
         - `partitions`: how many a new topic gets; `TopicMismatch` if it has another number.
         - `type`: of the payloads, unless a handler's annotation says so.
         - `durability`: when a send counts as done: "accepted", "synced" or `replicated(n)`.
@@ -134,20 +142,18 @@ class Penstock(Coordination):
         # Programs that have no topics do not pay for importing them.
         from penstock.topics.topic import Topic  # noqa: PLC0415
 
-        topic = Topic(
-            self.redis,
-            self.codec,
-            name,
-            partitions=partitions,
-            type=type,
-            partitioner=partitioner,
-            durability=durability,
-            retention=retention,
-            dead_letter_retention=dead_letter_retention,
-            interop=interop,
+        options: dict[str, Any] = {
+            "partitions": partitions,
+            "type": type,
+            "partitioner": partitioner,
+            "durability": durability,
+            "retention": retention,
+            "dead_letter_retention": dead_letter_retention,
+            "interop": interop,
+        }
+        return self._topics.get(
+            name, options, lambda: Topic(self.redis, self.codec, name, **options)
         )
-        self._topics.append(topic)
-        return topic
 
     @property
     def topics(self) -> TopicAdmin:

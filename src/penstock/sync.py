@@ -29,6 +29,7 @@ from typing import TYPE_CHECKING, Any, Literal, ParamSpec, Self, TypeVar, Unpack
 
 from penstock import app as asynchronous
 from penstock.delivery.retries import RetryPolicy
+from penstock.named import Named
 from penstock.portal import Blocking, Portal
 from penstock.queues.options import Gate, Overflow, SendWords, Side
 from penstock.queues.tasks import TaskWords
@@ -94,6 +95,8 @@ class Penstock(Coordination):
         self.twin = asynchronous.Penstock(settings=self.settings)
         self._lock = threading.Lock()
         self._working = threading.Lock()
+        self._topics: Named[Topic] = Named()
+        self._queues: Named[Queue] = Named()
         self._portal: Portal | None = None
         self._finalizer: weakref.finalize[..., Penstock] | None = None
         _all.add(self)
@@ -155,7 +158,7 @@ class Penstock(Coordination):
             "dead_letter_retention": dead_letter_retention,
             "interop": interop,
         }
-        return Topic(self, name, options)
+        return self._topics.get(name, options, lambda: Topic(self, name, options))
 
     def subscribe(
         self, topic: str, group: str, **options: Unpack[SubscriptionOptions]
@@ -218,7 +221,7 @@ class Penstock(Coordination):
             "status_fields": status_fields,
             "gate": gate,
         }
-        return Queue(self, name, options)
+        return self._queues.get(name, options, lambda: Queue(self, name, options))
 
     @overload
     def task(self, function: Callable[P, Awaitable[R]], /) -> Task[P, R]: ...

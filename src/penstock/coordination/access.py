@@ -7,6 +7,7 @@ from contextlib import AbstractAsyncContextManager
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Unpack
 
+from penstock.named import Named
 from penstock.redis.client import Client
 from penstock.redis.codec import Codec
 
@@ -44,6 +45,8 @@ class Coordination:
         self._marks: Once | None = None
         self._limits: dict[tuple[object, ...], Limit] = {}
         self._windows: dict[str, Window] = {}
+        self._window_words: dict[str, object] = {}
+        self._slots: Named[Slots] = Named()
         self._caches: dict[tuple[object, ...], Cache] = {}
 
     async def close_coordination(self) -> None:
@@ -131,13 +134,16 @@ class Coordination:
         - `max_items`, `max_bytes`: how large it gets.
         - `key_field`, `items_field`: how the job names them.
 
-        Workers close batches that are due.
+        Workers close batches that are due. The same window for the same name and words; with other
+        words the latest holds.
         """
         from penstock.coordination.windows.window import Window  # noqa: PLC0415
 
-        window = Window(self.redis, self.codec, name, to=to, hub=self.hub, **words)
-        self._windows[name] = window
-        return window
+        how = (to, words)
+        if name not in self._windows or self._window_words[name] != how:
+            window = Window(self.redis, self.codec, name, to=to, hub=self.hub, **words)
+            self._windows[name], self._window_words[name] = window, how
+        return self._windows[name]
 
     @property
     def runs(self) -> Runs:
@@ -151,11 +157,18 @@ class Coordination:
     def slots(self, name: str, limit: int, *, lease: float | timedelta | None = None) -> Slots:
         """Return a limit on how many hold `name` at once, over all processes.
 
-        A holder that falls silent for `lease` seconds loses its slot.
+        A holder that falls silent for `lease` seconds loses its slot. The same object for the same
+        words.
         """
         from penstock.coordination.slots import Slots  # noqa: PLC0415
 
-        return Slots(self.redis, name, limit, leases=self.leases, hints=self.hints, lease=lease)
+        return self._slots.get(
+            name,
+            {"limit": limit, "lease": lease},
+            lambda: Slots(
+                self.redis, name, limit, leases=self.leases, hints=self.hints, lease=lease
+            ),
+        )
 
     def feed(self, name: str) -> Feed:
         """Return a feed of numbered events, to publish to and to read from."""

@@ -63,11 +63,23 @@ def _turns() -> Callable[[], int]:
     return count(start).__next__
 
 
+class _Alike:
+    """Equal to every other one of its class: they place keys alike."""
+
+    __slots__ = ()
+
+    def __eq__(self, other: object) -> bool:
+        return type(other) is type(self)
+
+    def __hash__(self) -> int:
+        return hash(type(self))
+
+
 def _unwritable(key: str) -> EncodeError:
     return EncodeError(f"key {key[:60]!r} holds half of a surrogate pair, which UTF-8 cannot write")
 
 
-class Crc32:
+class Crc32(_Alike):
     """CRC-32 of the key in UTF-8, unsigned, modulo the number of partitions.
 
     It is the checksum of zip and PNG, so every language has it. Messages without a key take turns.
@@ -90,7 +102,7 @@ class Crc32:
         return "Crc32()"
 
 
-class RoundRobin:
+class RoundRobin(_Alike):
     """The partitions take turns, whatever the key is. It keeps count, so give each topic its own.
 
     Two topics that share one, and are sent to alternately, would each use every other partition.
@@ -195,7 +207,7 @@ _BITS_32 = 0xFFFF_FFFF
 _SIGN_BIT = 0x8000_0000
 
 
-class JavaHash:
+class JavaHash(_Alike):
     """Java's `String.hashCode()` of the key, modulo the number of partitions, never negative.
 
     So does the redis-streaming library for Java. As there, messages without a key go anywhere.
