@@ -4,6 +4,7 @@ import pytest
 
 from penstock import Penstock, Settings
 from penstock.redis.doctor import _judge_version
+from penstock.repair.growth import MANY
 
 
 async def diagnose(server, **settings):
@@ -108,6 +109,37 @@ async def test_every_primary_of_a_cluster_is_judged(cluster):
     async with Penstock(settings=Settings(url=cluster.url)) as app:
         diagnosis = await app.doctor()
     assert len({finding.endpoint for finding in of(diagnosis, "version")}) == 3
+
+
+async def test_what_grows_without_a_bound_is_named_and_the_fix_bounds_it(start_server, open_shell):
+    server = start_server()
+    shell = open_shell(namespace="", PENSTOCK_URL=server.url)
+    stream = ("XADD", "{}", "*", "payload", "1")
+    async with Penstock(settings=Settings(url=server.url)) as app:
+        for name in ("unread", "left", "refused", "fine"):
+            await app.topic(name).facts()
+        keys = app.redis.keys
+        streams = {one: keys.partition(one, 0).stream for one in ("unread", "left", "fine")}
+        streams["refused"] = keys.topic("refused").dlq
+        for key in streams.values():
+            await app.redis.pipeline([(*stream[:1], key, *stream[2:])] * (MANY + 1))
+        await app.redis.call("XGROUP", "CREATE", streams["left"], "gone", "0")
+        for name in ("left", "fine"):
+            await app.redis.call("XGROUP", "CREATE", streams[name], "past", "$")
+        await app.queue("mail", max_size=0).declared()
+        await app.redis.call("RPUSH", "dlq:mail", *["{}"] * (MANY + 1))
+        findings = of(await app.doctor(), "growth")
+        assert {finding.level for finding in findings} == {"warning"}
+        told = {finding.message.split(" has ")[0] for finding in findings}
+        assert told == {
+            "topic unread", "group gone of topic left", "topic refused", "queue mail"
+        }  # fmt: skip
+        for finding in findings:
+            name, *words = finding.fix.replace("30d", "0s").split()
+            assert name == "penstock"
+            shell.ok(*words, *(["--yes"] if words[0] in {"dlq", "group"} else []))
+        [fine] = of(await app.doctor(), "growth")
+        assert fine.level == "ok"
 
 
 @pytest.mark.parametrize(

@@ -47,6 +47,8 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
 class Diagnosis(msgspec.Struct, frozen=True, kw_only=True):
     address: str
     findings: list[Finding]
+    connected: bool = True
+    """Whether the server could be asked at all."""
 
     @property
     def sound(self) -> bool:
@@ -65,7 +67,7 @@ async def diagnose(client: Client, *, clock: Clock = SYSTEM_CLOCK) -> Diagnosis:
         for node in await client.primaries():
             findings += await _judge(client, node, clock)
     findings += _judge_access(client)
-    return Diagnosis(address=str(client.address), findings=findings)
+    return Diagnosis(address=str(client.address), findings=findings, connected=health.connected)
 
 
 async def _judge(client: Client, node: Node, clock: Clock) -> list[Finding]:

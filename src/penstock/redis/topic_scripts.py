@@ -9,6 +9,8 @@ from penstock.redis.wire import Argument, Reply
 
 __all__ = ["TopicScripts"]
 
+_MOST_BYTES = 16 * 1024 * 1024
+
 
 class TopicScripts(ScriptCaller):
     """Scripts of producers and consumers, as calls. Where an epoch is asked for, -1 says stale."""
@@ -173,10 +175,11 @@ class TopicScripts(ScriptCaller):
         epoch: int,
         start: str,
         count: int,
+        most_bytes: int = _MOST_BYTES,
     ) -> Reply:
-        """List what is pending in the order of ids; -1 if stale."""
+        """List what is pending in the order of ids; -1 if stale. Ends early after `most_bytes`."""
         keys = (epochs, stream, retry, failures)
-        return await self.run("pending_page", keys, (group, epoch, start, count))
+        return await self.run("pending_page", keys, (group, epoch, start, count, most_bytes))
 
     async def due_retries(
         self,
@@ -189,10 +192,14 @@ class TopicScripts(ScriptCaller):
         epoch: int,
         count: int,
         ids: Sequence[Argument],
+        most_bytes: int = _MOST_BYTES,
     ) -> Reply:
-        """List failed messages whose time has come, or are named; -1 if stale."""
+        """List failed messages whose time has come, or are named; -1 if stale.
+
+        Ends early after `most_bytes`.
+        """
         keys = (epochs, stream, retry, failures)
-        return await self.run("due_retries", keys, (group, epoch, count, *ids))
+        return await self.run("due_retries", keys, (group, epoch, count, most_bytes, *ids))
 
     async def bury(
         self, *, dlq: str, dlq_index: str, meta: str, letter: str, fields: Sequence[Argument]
@@ -255,8 +262,9 @@ class TopicScripts(ScriptCaller):
         max_bytes: int,
         hard_length: int,
         payload_prefix: str,
+        needs_group: bool = False,
     ) -> list[int]:
-        """Drop what nobody needs: messages dropped, lost to the hard cap, large bodies freed."""
+        """Drop what no group needs: messages dropped, lost to the hard cap, large bodies freed."""
         keys = (stream, counters, payloads)
         limits = (max_length, max_age_ms, max_bytes, hard_length)
-        return await self.run("trim", keys, (*limits, payload_prefix))
+        return await self.run("trim", keys, (*limits, payload_prefix, int(needs_group)))

@@ -15,7 +15,7 @@ from penstock.redis.codec import Codec
 from penstock.redis.wire import Command, Reply
 from penstock.topics import groups
 from penstock.topics.adoption import adopt_stream
-from penstock.topics.bodies import SHOWN_BYTES, payload_prefix
+from penstock.topics.bodies import SHOWN_BYTES
 from penstock.topics.browsing import browse_topic
 from penstock.topics.dead_letters import DeadLetters
 from penstock.topics.deletion import delete_topic
@@ -27,6 +27,7 @@ from penstock.topics.java_consumers import refuse_live_java_consumers
 from penstock.topics.looking import as_dict, ask_typed, text
 from penstock.topics.partitioners import Partitioner
 from penstock.topics.pending import list_pending
+from penstock.topics.retention import trim_partition
 from penstock.topics.views import (
     Adopted,
     BrowsePage,
@@ -142,6 +143,8 @@ class TopicAdmin:
     ) -> Trimmed:
         """Drop old messages of every partition; without a limit, as the topic's retention says.
 
+        A topic without one: what every group is past, `topics.retention_s` after it was sent.
+
         What a group still needs stays, unless `hard`: then `max_length` holds whatever anybody
         needs, and what was lost is counted. Two round trips for each partition, and one more per
         200 to 1,000 messages dropped.
@@ -209,8 +212,10 @@ class TopicAdmin:
     ) -> BrowsePage:
         """Show messages from `start` to `end`, both included: ids, times, or `-` and `+`.
 
-        Those of all partitions, unless one is named, are merged by id. Four round trips,
-        O(partitions × count). Large payloads stored beside the stream are shown too.
+        Those of all partitions, unless one is named, are merged by id. Five round trips,
+        O(partitions × count). Large payloads stored beside the stream are shown too. A page has
+        fewer than `count` messages, and a cursor, where `count` of them would be larger than
+        `topics.fetch_bytes`.
         """
         return await browse_topic(
             self._client,
@@ -331,19 +336,9 @@ class TopicAdmin:
         return [_partition(index, *replies[index * 4 : index * 4 + 4]) for index in range(count)]
 
     async def _trim_partition(self, name: str, index: int, wanted: Retention) -> list[int]:
-        keys = self._client.keys.partition(name, index)
         totals = [0, 0, 0]
         while True:
-            done = await self._client.scripts.trim(
-                stream=keys.stream,
-                counters=keys.counters,
-                payloads=keys.payloads,
-                max_length=wanted.max_length,
-                max_age_ms=int(wanted.max_age_s * 1000),
-                max_bytes=wanted.max_bytes,
-                hard_length=wanted.hard_length,
-                payload_prefix=payload_prefix(keys),
-            )
+            done = await trim_partition(self._client, name, index, wanted)
             totals = [total + more for total, more in zip(totals, done, strict=True)]
             if not any(done):
                 return totals

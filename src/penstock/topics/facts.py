@@ -24,7 +24,11 @@ quiet = RateLimitedLog(logging.getLogger(__name__))
 
 
 class Retention(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """How long messages stay. Without a hard cap none is dropped that a group still needs."""
+    """How long messages stay. Without a hard cap none is dropped that a group still needs.
+
+    A topic without any limit keeps messages that every group is past for `topics.retention_s`, and
+    all of them as long as it has no group.
+    """
 
     max_length: int = 0
     """Messages per partition; 0 for any number."""
@@ -33,6 +37,8 @@ class Retention(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Bytes per partition, as the server estimates them."""
     hard_length: int = 0
     """Messages per partition above which even needed ones are dropped, and counted as lost."""
+    forever: bool = False
+    """Keep all messages, although there is no limit: `topics.retention_s` does not apply."""
 
     def __post_init__(self) -> None:
         for name in ("max_length", "max_age_s", "max_bytes", "hard_length"):
@@ -44,9 +50,12 @@ class Retention(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
                 f"retention max_length = {self.max_length}: expected at most hard_length "
                 f"({self.hard_length})"
             )
+        if self.forever and self.is_set:
+            raise ValueError("retention forever = True: expected no limit beside it")
 
     @property
     def is_set(self) -> bool:
+        """Whether there is a limit."""
         return any((self.max_length, self.max_age_s, self.max_bytes, self.hard_length))
 
 
@@ -165,7 +174,7 @@ async def _ask(client: Client, topic: str, *, partitions: int, options: Options 
 
 
 def read_options(topic: str, stored: bytes) -> Options:
-    """Return the stored options; the defaults, by which nothing is dropped, if they are garbled."""
+    """Return the stored options; some by which nothing is dropped if they are garbled."""
     options: Options | None = read_json(stored, Options) if stored else Options()
     if options is None:
         quiet.warning(
@@ -173,4 +182,4 @@ def read_options(topic: str, stored: bytes) -> Options:
             "the options stored with topic %s cannot be read, so nothing of it is trimmed",
             topic,
         )
-    return options or Options()
+    return options or Options(retention=Retention(forever=True))

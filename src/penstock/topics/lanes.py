@@ -165,6 +165,7 @@ class Trimmer:
                 limits.max_bytes,
                 limits.hard_length,
                 keys.payload("0")[:-1],
+                0,
             ),
         )
 

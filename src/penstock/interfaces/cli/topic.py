@@ -44,6 +44,9 @@ def topic() -> None:
     type=click.IntRange(1),
     help="Messages per partition above which even needed ones are dropped.",
 )
+@click.option(
+    "--forever", is_flag=True, help="Keep all messages: topics.retention_s is not for it."
+)
 @json_option
 @pass_settings
 def create(
@@ -54,21 +57,25 @@ def create(
     max_age: float | None,
     max_bytes: int | None,
     hard_length: int | None,
+    forever: bool,
     as_json: bool,
 ) -> None:
     """Make a topic, unless it is there with as many partitions.
 
     Limits that are given replace those of a topic that is there. Without a hard length none drops
-    a message that a group still needs. Exits 1 if the topic has another number of partitions.
+    a message that a group still needs. Without any limit, messages that every group is past are
+    dropped after topics.retention_s; as long as there is no group, none. Exits 1 if the topic has
+    another number of partitions.
     """
     retention = None
-    if any((max_length, max_age, max_bytes, hard_length)):
+    if any((max_length, max_age, max_bytes, hard_length, forever)):
         try:
             retention = Retention(
                 max_length=max_length or 0,
                 max_age_s=max_age or 0,
                 max_bytes=max_bytes or 0,
                 hard_length=hard_length or 0,
+                forever=forever,
             )
         except ValueError as error:
             raise click.UsageError(str(error)) from None
@@ -125,12 +132,14 @@ def show(settings: Settings, topic: str, as_json: bool) -> None:
     say(f"  dead letters  {view.dead_letters:,}")
     say(f"  lost          {view.lost:,}")
     say(f"  groups        {', '.join(view.groups) or 'none'}")
-    say(f"  retention     {_retention(view.options.retention)}")
+    say(f"  retention     {_retention(view.options.retention, settings.topics.retention_s)}")
     say(f"  created       {moment(view.created_ms)}")
     _partitions(view)
 
 
-def _retention(kept: Retention) -> str:
+def _retention(kept: Retention, default_s: float) -> str:
+    if default_s and not kept.is_set and not kept.forever:
+        return f"{age(default_s * 1000)} after every group is past them (topics.retention_s)"
     limits = [
         f"{plural(kept.max_length, 'message')}" if kept.max_length else "",
         age(kept.max_age_s * 1000) if kept.max_age_s else "",

@@ -11,12 +11,16 @@
 -- ARGV[3]  int     bytes to keep, 0 for any number
 -- ARGV[4]  int     messages above which even needed ones are dropped, 0 for never
 -- ARGV[5]  str     what keys of large bodies begin with; a name completes the key
+-- ARGV[6]  int     1: a partition without any group keeps all its messages
 --
 -- Returns  list  messages dropped, messages lost that a group still needed (to the hard cap, or to
 --                another program that trimmed the stream), large bodies freed
+--
+-- One call drops about AT_ONCE messages for each limit; the caller repeats it while much was dropped.
 
 -- Few enough to look at one by one; more go by whole nodes of the stream.
 local ONE_BY_ONE = 200
+local AT_ONCE = 10000
 
 if redis.call('EXISTS', KEYS[1]) == 0 then return {0, 0, 0} end
 
@@ -82,11 +86,15 @@ end
 
 local function drop_before(id)
   if needed and is_before(needed, id) then id = needed end
-  return redis.call('XTRIM', KEYS[1], 'MINID', '=', id)
+  local gone = redis.call('XTRIM', KEYS[1], 'MINID', '~', id, 'LIMIT', AT_ONCE)
+  -- So few: not the limit has stopped it, and of the rest no more than a node is to go.
+  if gone * 2 <= AT_ONCE then gone = gone + redis.call('XTRIM', KEYS[1], 'MINID', '=', id) end
+  return gone
 end
 
 local dropped, lost, freed = 0, 0, 0
-if ARGV[2] ~= '0' then
+local may_drop = needed or ARGV[6] ~= '1'
+if may_drop and ARGV[2] ~= '0' then
   local time = redis.call('TIME')
   local now = time[1] * 1000 + math.floor(time[2] / 1000)
   dropped = dropped + drop_before(string.format('%.0f-0', math.max(0, now - ARGV[2])))
@@ -99,9 +107,9 @@ if ARGV[3] ~= '0' and length > 0 then
   local size = redis.call('MEMORY', 'USAGE', KEYS[1])
   if size > tonumber(ARGV[3]) then keep = math.min(keep, math.floor(length * ARGV[3] / size)) end
 end
-local excess = length - keep
+local excess = may_drop and math.min(length - keep, AT_ONCE) or 0
 if excess > 0 and not needed then
-  dropped = dropped + redis.call('XTRIM', KEYS[1], 'MAXLEN', '=', keep)
+  dropped = dropped + redis.call('XTRIM', KEYS[1], 'MAXLEN', '=', length - excess)
 elseif excess > 0 then
   if excess > ONE_BY_ONE then
     local gone = redis.call('XTRIM', KEYS[1], 'MINID', '~', needed, 'LIMIT', excess)
@@ -113,8 +121,8 @@ elseif excess > 0 then
   end
 end
 
-local above = 0
-if ARGV[4] ~= '0' then above = redis.call('XLEN', KEYS[1]) - ARGV[4] end
+local above, left = 0, redis.call('XLEN', KEYS[1])
+if ARGV[4] ~= '0' then above = math.min(left - ARGV[4], AT_ONCE) end
 if above > 0 then
   lost = needed and above or 0
   if needed then
@@ -126,7 +134,7 @@ if above > 0 then
       lost = lost - #redis.call('XRANGE', KEYS[1], '-', '(' .. needed, 'COUNT', lost)
     end
   end
-  redis.call('XTRIM', KEYS[1], 'MAXLEN', '=', ARGV[4])
+  redis.call('XTRIM', KEYS[1], 'MAXLEN', '=', left - above)
   dropped = dropped + above
   if lost > 0 then find_unread_losses() end
 end

@@ -1,0 +1,111 @@
+"""What grows without a bound, and the command that bounds it: a part of `doctor`."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator
+
+from penstock.errors import ServerError, TopicError
+from penstock.queues.admin import QueueAdmin
+from penstock.queues.views import QueueLine
+from penstock.redis.client import Client
+from penstock.redis.codec import Codec
+from penstock.redis.doctor import Finding
+from penstock.topics.admin import TopicAdmin
+from penstock.topics.facts import Retention
+from penstock.topics.views import GroupView, TopicView
+
+__all__ = ["MANY", "find_growth"]
+
+MANY = 10_000
+"""Entries above which something that has no bound is reported."""
+_CHECK = "growth"
+
+
+async def find_growth(client: Client, codec: Codec) -> list[Finding]:
+    """Report topics, queues and dead letters that have grown large and have no bound.
+
+    A few round trips for each topic, and two for all queues.
+    """
+    findings: list[Finding] = []
+    try:
+        for line in await QueueAdmin(client, codec).list():
+            findings += _judge_queue(line)
+        topics = TopicAdmin(client, codec)
+        for name in [line.name for line in await topics.list() if line.partitions]:
+            findings += await _judge_topic(topics, name, client.settings.topics.retention_s)
+    except ServerError as error:
+        return [_warning(f"not all topics and queues could be looked at: {error}", "")]
+    if not findings:
+        message = "topics, queues and dead letters are small, or have a bound"
+        return [Finding(check=_CHECK, level="ok", message=message)]
+    return findings
+
+
+async def _judge_topic(topics: TopicAdmin, name: str, default_s: float) -> list[Finding]:
+    try:
+        view = await topics.describe(name)
+        groups = await topics.groups(name) if view.length > MANY and view.groups else []
+    except TopicError:
+        return []  # it was deleted meanwhile
+    return [*_judge_letters(view), *_judge_messages(view, default_s), *_judge_groups(view, groups)]
+
+
+def _judge_letters(view: TopicView) -> Iterator[Finding]:
+    if view.dead_letters > MANY and not view.options.dead_letters.is_set:
+        yield _warning(
+            f"topic {view.name} has {view.dead_letters:,} dead letters, and no "
+            "dead_letter_retention that drops old ones",
+            f"penstock dlq purge {shlex.quote(view.name)} --topic --older-than 30d",
+        )
+
+
+def _judge_messages(view: TopicView, default_s: float) -> Iterator[Finding]:
+    if view.length <= MANY:
+        return
+    bound = f"penstock topic create {shlex.quote(view.name)} --max-age 7d"
+    kept = view.options.retention
+    if kept.is_set:
+        return
+    if not view.groups:
+        yield _warning(
+            f"topic {view.name} has {view.length:,} messages and no group, so all of them are kept",
+            bound,
+        )
+    elif _keeps_all(kept, default_s):
+        yield _warning(f"topic {view.name} keeps all of its {view.length:,} messages", bound)
+
+
+def _keeps_all(kept: Retention, default_s: float) -> bool:
+    return kept.forever or not default_s
+
+
+def _judge_groups(view: TopicView, groups: list[GroupView]) -> Iterator[Finding]:
+    for group in groups:
+        left = group.lag + group.pending
+        if left > MANY and not any(member.alive for member in group.members):
+            yield _warning(
+                f"group {group.name} of topic {view.name} has no consumer, and keeps {left:,} "
+                "messages that it has not handled",
+                f"penstock group delete {shlex.quote(view.name)} {shlex.quote(group.name)}",
+            )
+
+
+def _judge_queue(line: QueueLine) -> Iterator[Finding]:
+    name = shlex.quote(line.name)
+    if line.dead_letters > MANY:
+        yield _warning(
+            f"queue {line.name} has {line.dead_letters:,} dead letters; they stay until they are "
+            "requeued or purged",
+            f"penstock dlq purge {name} --queue --older-than 30d",
+        )
+    waiting = line.waiting + line.delayed
+    if waiting > MANY and not line.workers:
+        yield _warning(
+            f"queue {line.name} has {waiting:,} jobs and no worker; run one, or drop the jobs",
+            f"penstock queue purge {name} --delayed",
+        )
+
+
+def _warning(message: str, fix: str) -> Finding:
+    return Finding(check=_CHECK, level="warning", message=message, fix=fix)
