@@ -4,11 +4,15 @@ python ours.py consume <handler> <partitions>
                send-batch | send-batch-with-keys | send-at-once <partitions> <count>
                send-alone <count>
                send-paced | take-paced <a second> <count>
+               many <subscriptions> <seconds>
 """
 
 from __future__ import annotations
 
+import asyncio
 import json
+import random
+import resource
 import sys
 import time
 from collections.abc import Awaitable, Callable
@@ -27,6 +31,8 @@ from penstock.testing.figures import ratio
 AT_A_TIME = 5_000
 BATCH = 500
 ROUNDS = 9
+PACE = 100
+"""Messages a second, to one subscription after the other, as `many` sends them."""
 
 app = Penstock(settings=Settings(url=sending.URL))
 
@@ -116,6 +122,75 @@ async def take_paced(a_second: str, _: str) -> None:
     await app.worker().run()
 
 
+async def many(subscriptions: str, seconds: str) -> None:
+    """Run a worker with many subscriptions: how soon messages come, and what waiting costs."""
+    count, sent, took = int(subscriptions), dict[int, float](), list[float]()
+
+    async def take(number: int) -> None:
+        took.append(time.perf_counter() - sent.pop(number))
+
+    topics = [app.topic(f"many-{count}-{number}", type=int) for number in range(count)]
+    for topic in topics:
+        await topic.facts()
+        topic.subscribe(group=GROUP)(take)
+
+    async def send(number: int) -> None:
+        sent[number] = time.perf_counter()
+        await topics[number % count].send(number)
+
+    async def all_taken() -> list[float]:
+        while sent:  # noqa: ASYNC110  an event would cost what is measured
+            await asyncio.sleep(0.001)
+        taken = sorted(took)
+        took.clear()
+        return taken
+
+    worker = app.worker()
+    running = asyncio.create_task(worker.run())
+    started = time.perf_counter()
+    while not worker.readiness():  # noqa: ASYNC110
+        await asyncio.sleep(0.001)
+    ready_s = time.perf_counter() - started
+    for number in range(count):
+        await send(number)
+    first = await all_taken()
+    await asyncio.sleep(1)  # what begins at the same time goes apart
+    before = await spent()
+    await asyncio.sleep(float(seconds))
+    idle = [after - earlier for after, earlier in zip(await spent(), before, strict=True)]
+    chance = random.Random(1)  # noqa: S311
+    places = [chance.randrange(count) for _ in range(int(float(seconds) * PACE))]
+    started = time.perf_counter()
+    before = await spent()
+    for turn, place in enumerate(places, 1):
+        await send(turn * count + place)
+        await asyncio.sleep(max(0, started + turn / PACE - time.perf_counter()))
+    taken = await all_taken()
+    busy = [after - earlier for after, earlier in zip(await spent(), before, strict=True)]
+    told = {
+        "ready_s": ready_s,
+        "first_ms": first[-1] * 1000,
+        "p99": taken[len(taken) * 99 // 100] * 1000,
+        "idle_client": idle[0] / float(seconds) * 1e6,
+        "idle_server": idle[1] / float(seconds) * 1e6,
+        "idle_commands": idle[2] / float(seconds),
+        "message_client": (busy[0] - idle[0]) / len(places) * 1e6,
+        "message_server": (busy[1] - idle[1]) / len(places) * 1e6,
+    }
+    print(json.dumps(told), flush=True)
+    await worker.stop()
+    await running
+
+
+async def spent() -> tuple[float, float, float]:
+    """Processor seconds of this process and of the server, and how many commands that has run."""
+    text = (await app.redis.call("INFO", "everything")).decode()
+    info = dict(line.split(":", 1) for line in text.splitlines() if ":" in line)
+    own = resource.getrusage(resource.RUSAGE_SELF)
+    server_s = float(info["used_cpu_user"]) + float(info["used_cpu_sys"])
+    return own.ru_utime + own.ru_stime, server_s, float(info["total_commands_processed"])
+
+
 def orders(partitions: str) -> Topic:
     return app.topic("orders", partitions=int(partitions), type=Order)
 
@@ -133,6 +208,7 @@ ROLES = {
     "send-alone": send_alone,
     "send-paced": send_paced,
     "take-paced": take_paced,
+    "many": many,
 }
 
 if __name__ == "__main__":
