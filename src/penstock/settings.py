@@ -169,7 +169,8 @@ class WorkerSettings(Group):
     heartbeat_ttl_s: Seconds = 15.0
     """A worker silent for this long counts as dead."""
     poll_s: Seconds = 1.0
-    """Longest wait of one read; a loop silent for two polls is not ready and is restarted."""
+    """Longest wait of one read; a loop silent for two polls is not ready and is restarted. Reads of
+    more than 30 subscriptions in a process wait longer, up to 5 s."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -182,20 +183,28 @@ class TopicSettings(Group):
     lease_ttl_s: Annotated[float, Meta(ge=0.2, le=3_600)] = 15.0
     """A consumer silent for this long loses its partitions; renewed five times as often."""
     balance_s: Annotated[float, Meta(ge=0.01, le=60)] = 0.5
-    """How often a consumer looks for partitions to take or to give up."""
+    """How often a consumer looks for partitions to take or to give up; 5 ms for each consumer of a
+    process, if that is more."""
     endless_lease_s: Annotated[float, Meta(ge=0.2, le=86_400)] = 60.0
     """A lease without expiry, left by a Java consumer that died while it took the partition, is
     taken over after it was seen unchanged for this long."""
     fetch: Annotated[int, Meta(ge=1, le=10_000)] = 2_000
     """Most messages of one read, over all partitions."""
+    fetch_bytes: Annotated[int, Meta(ge=1, le=512 * 1024 * 1024)] = 16 * 1024 * 1024
+    """Most bytes of one read, as far as the sizes of the messages before tell."""
     max_inflight: Annotated[int, Meta(ge=1, le=1_000_000)] = 8_000
     """Messages fetched but not settled, above which a consumer stops reading."""
+    max_inflight_bytes: Annotated[int, Meta(ge=1, le=64 * 1024**3)] = 128 * 1024 * 1024
+    """Bytes fetched but not settled, by all consumers of a process, above which they stop."""
     claim_above: Annotated[int, Meta(ge=1, le=64 * 1024 * 1024)] = 64 * 1024
     """Payloads of more bytes than this are kept beside the stream."""
     remember_s: Annotated[float, Meta(gt=0, le=30 * 86_400)] = 3_600.0
     """How long the repeat of an idempotency key is recognised."""
     refresh_s: Annotated[float, Meta(ge=0.05, le=60)] = 1.0
     """How old a producer's knowledge of a topic may be."""
+    retention_s: Annotated[float, Meta(ge=0, le=3_650 * 86_400)] = 7 * 86_400.0
+    """How long messages that every group is past stay in a topic without a retention; 0 for ever.
+    A topic without any group keeps all of them."""
     janitor_s: Seconds = 10.0
     """How often retention is applied and large payloads are freed."""
     audit_s: Annotated[float, Meta(ge=0.05, le=600)] = 5.0

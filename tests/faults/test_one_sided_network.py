@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import resource
 import time
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from itertools import pairwise
@@ -203,11 +205,16 @@ class PollingSubject(TopicSubject):
 
     @asynccontextmanager
     async def running(self, app, near):
-        async with AsyncExitStack() as leased:
-            for _ in range(app.redis.settings.pools.queue):
-                await leased.enter_async_context(app.redis.lease())
-            async with super().running(app, near):
+        before = resource.getrlimit(resource.RLIMIT_NOFILE)
+        free = os.dup(0)
+        os.close(free)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (free + 60, before[1]))  # fewer than are spared
+        try:
+            async with super().running(app, near) as worker:
+                assert "poll" in worker.readiness().notes[0]
                 yield
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, before)
 
 
 class QueueSubject(Subject):

@@ -58,7 +58,17 @@ PAIRS = {
 
 NOT_BLOCKING = {
     # They belong to the event loop: connections, background tasks, consumers.
-    Client: {"lease", "wire", "primaries", "stock", "scripts", "tag_on", "open", "close"}
+    Client: {
+        "lease",
+        "dedicated",
+        "wire",
+        "primaries",
+        "stock",
+        "scripts",
+        "tag_on",
+        "open",
+        "close",
+    }
     # It repeats a coroutine function; a loop around a blocking call does the same.
     | {"with_retry"},
     penstock.Penstock: {"leases", "hints", "hub", "close_coordination", "registry"},

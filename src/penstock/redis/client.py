@@ -209,6 +209,21 @@ class Client:
             self._learn_from(error, node)
             raise
 
+    @asynccontextmanager
+    async def dedicated(self, *, slot: int | None = None) -> AsyncGenerator[Wire]:
+        """Open a connection for one caller, as `lease`, but outside of every pool.
+
+        For reads that wait on the server for as long as the process runs. It is closed at the end
+        of the block. Raises `PoolExhausted` if there are too few file descriptors, here or there.
+        """
+        node = await self._nodes().node(slot)
+        try:
+            async with node.dedicated() as wire:
+                yield wire
+        except ServerError as error:
+            self._learn_from(error, node)
+            raise
+
     async def wire(self, role: Role = Role.DEFAULT, *, slot: int | None = None) -> Wire:
         """Return the role's shared connection, for loops that pipeline by hand.
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
+import resource
 from collections import defaultdict
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
@@ -24,6 +25,11 @@ quiet = RateLimitedLog(logger)
 
 # A reply that was sent before that to a later question, over another connection, may be on its way.
 _STRAGGLER_S = 0.1
+# Descriptors that dedicated connections leave to whatever else the process opens.
+_SPARE_DESCRIPTORS = 64
+# Dedicated connections that are opened at the same time, once the endpoint answers.
+_OPENED_TOGETHER = 16
+_SERVER_IS_FULL = "max number of clients"
 
 
 class Role(StrEnum):
@@ -77,6 +83,9 @@ class Node:
         self._lent: set[Wire] = set()
         self._places = {role: asyncio.Semaphore(self._most_leases(role)) for role in Role}
         self._door = asyncio.Lock()
+        self._opening = asyncio.Semaphore(_OPENED_TOGETHER)
+        self._answers = False
+        """Whether the latest connection was opened, and none has broken since."""
         self._refused: PenstockError | None = None
         self._refused_at = 0.0
         self._closed = False
@@ -137,6 +146,23 @@ class Node:
                 self._take_back(role, wire)
         finally:
             places.release()
+
+    @asynccontextmanager
+    async def dedicated(self) -> AsyncGenerator[Wire]:
+        """Open a wire for one caller, outside of every pool, and close it at the end of the block.
+
+        Raises `PoolExhausted` if this process or the server has no room for another connection.
+        """
+        wire = await self._open_dedicated()
+        self._lent.add(wire)
+        try:
+            yield wire
+        finally:
+            self._lent.discard(wire)
+            if wire.alive:
+                wire.abort("its user has ended")
+            else:
+                self._note_end(wire)
 
     def renew(self) -> None:
         """Let whoever comes next connect anew, perhaps to another server behind the same address.
@@ -226,6 +252,31 @@ class Node:
         async with self._door:
             return await self._open()
 
+    async def _open_dedicated(self) -> Wire:
+        """Open side by side with others while the endpoint answers, else one at a time."""
+        try:
+            async with self._opening:
+                if self._answers:
+                    wire = await self._open()
+                else:
+                    async with self._door:
+                        wire = await self._open()
+        except Unreachable as error:
+            if _SERVER_IS_FULL not in str(error):
+                raise
+            raise PoolExhausted(
+                f"{self.endpoint}: the server accepts no further connection (maxclients)"
+            ) from error
+        most = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        # Descriptors are numbered from 0, the lowest free number first.
+        if most != resource.RLIM_INFINITY and wire.descriptor >= most - _SPARE_DESCRIPTORS:
+            wire.abort("too few file descriptors are left")
+            raise PoolExhausted(
+                f"{self.endpoint}: this process may open {most} files, and fewer than "
+                f"{_SPARE_DESCRIPTORS} of them are left (ulimit -n, LimitNOFILE)"
+            )
+        return wire
+
     def _take_back(self, role: Role, wire: Wire) -> None:
         self._lent.discard(wire)
         if not wire.alive:
@@ -238,12 +289,14 @@ class Node:
 
     def _note_end(self, wire: Wire) -> None:
         """Count what breaks as soon as it is opened as a refusal, lest we open without end."""
+        self._answers = False
         if self._is_recent(wire.opened_at) and not self._closed:
             self._note_refusal(Unreachable(f"{self.endpoint}: {wire.reason}"), wire.opened_at)
 
     def _note_refusal(self, error: PenstockError, at: float) -> None:
         self._counters.failures += 1
         self._counters.consecutive_failures += 1
+        self._answers = False
         self._refused, self._refused_at = error, at
         quiet.warning(f"{self.endpoint} {type(error).__name__}", "cannot connect: %s", error)
 
@@ -264,7 +317,7 @@ class Node:
         self._fail_if_closed()
         if self._refused is not None:
             quiet.info(f"{self.endpoint} again", "%s: connected again", self.endpoint)
-        self._refused = None
+        self._refused, self._answers = None, True
         self._counters.consecutive_failures = 0
         return wire
 

@@ -94,6 +94,8 @@ class Wire(asyncio.Protocol):
         self.alive = False
         """Whether it takes commands."""
         self.opened_at = 0.0
+        self.received = 0
+        """Bytes that have come so far."""
         self.hello: dict[str, Reply] = {}
         """What the server said of itself: server, version, mode, role …"""
         self._command_s = command_s
@@ -162,6 +164,14 @@ class Wire(asyncio.Protocol):
     def idle(self) -> bool:
         """Whether no reply is outstanding."""
         return not self._pending
+
+    @property
+    def descriptor(self) -> int:
+        """Number of its socket in this process; -1 if it has none any more."""
+        if self._transport is None:
+            return -1
+        peer: socket.socket = self._transport.get_extra_info("socket")
+        return peer.fileno()
 
     @property
     def behind(self) -> bool:
@@ -295,6 +305,7 @@ class Wire(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         reader, pending = self._reader, self._pending
         reader.feed(data)
+        self.received += len(data)
         self._progress_at = self._loop.time()
         try:
             while (reply := reader.gets()) is not _MORE:

@@ -91,7 +91,7 @@ class Heartbeat(Duty):
             pid=os.getpid(),
             started_ms=self._started_ms,
             ready=readiness.ready,
-            reasons=list(readiness.reasons),
+            reasons=[*readiness.reasons, *readiness.notes],
             load=self.load() if self.load is not None else _NO_LOAD,
         )
         await self._client.scripts.beat(

@@ -12,6 +12,8 @@ class Readiness:
     """Ready, or not for the `reasons` given. True in a condition if ready."""
 
     reasons: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+    """What makes the worker slower than it could be, although it does its work."""
 
     @property
     def ready(self) -> bool:
@@ -21,7 +23,9 @@ class Readiness:
         return self.ready
 
     def __str__(self) -> str:
-        return "not ready: " + "; ".join(self.reasons) if self.reasons else "ready"
+        if self.reasons:
+            return "not ready: " + "; ".join(self.reasons)
+        return f"ready ({'; '.join(self.notes)})" if self.notes else "ready"
 
 
 READY = Readiness()

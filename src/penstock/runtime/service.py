@@ -76,6 +76,10 @@ class Service(ABC):
         """Why the service cannot do its work now; None if it can. Safe to ask from any thread."""
         return None
 
+    def limitation(self) -> str | None:
+        """What slows the service down although it works; None if nothing does. As `trouble`."""
+        return None
+
     @property
     def failing(self) -> str | None:
         """Why the body failed and is run again; None once it has been running for a while."""

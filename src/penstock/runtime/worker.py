@@ -136,9 +136,12 @@ class Worker:
             return Readiness(("stopped" if self._begun else "not started",))
         reasons = ["stopping"] if self._stop_asked.is_set() else []
         reasons += self.watchdog.readiness().reasons
+        notes: list[str] = []
         for service in (*self._work, *self._support):
             reasons += filter(None, (service.failing, service.trouble()))
-        return Readiness(tuple(dict.fromkeys(reasons)))  # the watchdog's loops are services as well
+            notes += filter(None, (service.limitation(),))
+        # The watchdog's loops are services as well, so reasons may come twice.
+        return Readiness(tuple(dict.fromkeys(reasons)), tuple(dict.fromkeys(notes)))
 
     async def _run_all(self) -> None:
         names = ", ".join(service.name for service in self._work)

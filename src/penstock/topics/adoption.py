@@ -16,6 +16,7 @@ from penstock.topics.message import KEY, Fields, field_of
 from penstock.topics.once import publish_once
 from penstock.topics.partitioners import Crc32, Partitioner, check_partition
 from penstock.topics.registration import register_group
+from penstock.topics.sizes import Sizes
 from penstock.topics.views import Adopted
 
 __all__ = ["adopt_stream", "legacy_key"]
@@ -79,6 +80,7 @@ class _Mover:
         self._read_by_all = min(groups.values(), default=(0, 0))
         self._partitioner = partitioner
         self._moved = self._repeated = self._settled = 0
+        self._sizes = Sizes(client.settings.topics.fetch_bytes, first=4)
 
     def result(self) -> Adopted:
         return Adopted(
@@ -91,10 +93,11 @@ class _Mover:
     async def move_page(self) -> bool:
         """Move the next entries and take them away; False if there are none."""
         page: list[_Entry] = await self._client.call(
-            "XRANGE", self._legacy, "-", "+", "COUNT", _PAGE
+            "XRANGE", self._legacy, "-", "+", "COUNT", min(_PAGE, self._sizes.fitting())
         )
         if not page:
             return False
+        self._sizes.note_entries(page)
         needed = await self._needed(page)
         lanes: dict[int, list[_Entry]] = {}
         for entry in needed:

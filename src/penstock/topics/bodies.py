@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -100,12 +100,33 @@ class ShownBody:
 
 async def fetch_shown(
     client: Client, keys: Sequence[str | None], most_bytes: int
-) -> list[ShownBody | None]:
-    """Payloads for display; None where there is none (any more). Two round trips, or none."""
+) -> AsyncIterator[ShownBody | None]:
+    """Payloads for display, in order; None where there is none (any more).
+
+    Two round trips, or none; one more for each `topics.fetch_bytes` of them.
+    """
     wanted = [key for key in keys if key is not None]
     lengths = await ask_typed(client, [("STRLEN", key) for key in wanted])
     sizes = {key: size or 0 for key, size in zip(wanted, lengths, strict=True)}
-    ends = {key: -1 if size <= _FETCHED else most_bytes - 1 for key, size in sizes.items()}
+    most, some, together = client.settings.topics.fetch_bytes, list[str | None](), 0
+    for key in keys:
+        size = min(sizes.get(key or "", 0), _FETCHED)
+        if some and together + size > most:
+            for body in await _fetch_some(client, some, sizes, most_bytes):
+                yield body
+            some, together = [], 0
+        some.append(key)
+        together += size
+    for body in await _fetch_some(client, some, sizes, most_bytes):
+        yield body
+
+
+async def _fetch_some(
+    client: Client, keys: Sequence[str | None], sizes: Mapping[str, int], most_bytes: int
+) -> list[ShownBody | None]:
+    ends = {
+        key: -1 if sizes[key] <= _FETCHED else most_bytes - 1 for key in keys if key is not None
+    }
     parts = await ask_typed(client, [("GETRANGE", key, 0, end) for key, end in ends.items()])
     bodies: dict[str, ShownBody] = {}
     for key, part in zip(ends, parts, strict=True):

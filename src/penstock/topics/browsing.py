@@ -21,7 +21,7 @@ from penstock.topics.bodies import (
 )
 from penstock.topics.facts import read_facts
 from penstock.topics.identity import MESSAGE_ID, identify, position_in
-from penstock.topics.looking import ask, id_numbers, text
+from penstock.topics.looking import ask, ask_typed, id_numbers, text
 from penstock.topics.message import (
     HEADERS,
     KEY,
@@ -64,12 +64,13 @@ async def browse_topic(
     indexes = range(partitions) if partition is None else (partition,)
     if partition is not None and not 0 <= partition < partitions:
         raise InvalidMessage(f"topic {topic!r} has partitions 0 to {partitions - 1}: {partition!r}")
+    streams = {index: client.keys.partition(topic, index).stream for index in indexes}
+    count = min(count, await _fitting(client, list(streams.values())))
     bounds = (_bound(start), _bound(end))
     after = None if cursor is None else _read_cursor(cursor)
     commands: list[Command] = []
-    for index in indexes:
+    for index, stream in streams.items():
         low, high = _narrowed(bounds, index, after, reverse=reverse)
-        stream = client.keys.partition(topic, index).stream
         if reverse:
             commands.append(("XREVRANGE", stream, high, low, "COUNT", count))
         else:
@@ -86,6 +87,17 @@ async def browse_topic(
     return BrowsePage(messages=views, cursor=_write_cursor(shown[-1][0]) if full else None)
 
 
+async def _fitting(client: Client, streams: Sequence[str]) -> int:
+    """How many messages of each partition may be read at once, by their size on average."""
+    commands: list[Command] = [
+        command for one in streams for command in (("MEMORY", "USAGE", one), ("XLEN", one))
+    ]
+    replies = await ask_typed(client, commands, absent=True)
+    sizes = zip(replies[::2], replies[1::2], strict=True)
+    together = sum(size / length for size, length in sizes if size and length)
+    return max(1, int(client.settings.topics.fetch_bytes / max(together, 1)))
+
+
 async def show_entries(
     client: Client,
     codec: Codec,
@@ -93,16 +105,19 @@ async def show_entries(
     entries: Sequence[tuple[Place, Fields]],
     most_bytes: int = SHOWN_BYTES,
 ) -> list[MessageView]:
-    """Entries as people see them. Two round trips if payloads are stored beside, else none."""
+    """Entries as people see them.
+
+    Two round trips if payloads are stored beside, more if these are large; else none.
+    """
     keys = [
         body_key(client.keys.partition(topic, index), decode_headers(field_of(fields, HEADERS)))
         for (_, index), fields in entries
     ]
-    bodies = await fetch_shown(client, keys, most_bytes)
-    return [
-        show_entry(codec, place, fields, body, most_bytes)
-        for (place, fields), body in zip(entries, bodies, strict=True)
-    ]
+    views: list[MessageView] = []
+    async for body in fetch_shown(client, keys, most_bytes):
+        place, fields = entries[len(views)]
+        views.append(show_entry(codec, place, fields, body, most_bytes))
+    return views
 
 
 def show_entry(

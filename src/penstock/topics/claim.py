@@ -72,6 +72,7 @@ class Claim:
         """The stream beside the partition's own that every read names."""
         self._fence_number = epoch
         self._scripts = client.scripts
+        self._most_bytes = client.settings.topics.fetch_bytes
         self._lease = self.keys.lease(source.group)
         self._retry = self.keys.retry(source.group)
         self._failures = self.keys.failures(source.group)
@@ -190,7 +191,7 @@ class Claim:
         )
 
     async def pending(self, start: str, count: int) -> list[Left]:
-        """One page of what is pending, in the order of ids."""
+        """One page of what is pending, in the order of ids; shorter where messages are large."""
         rows = self._check(
             await self._scripts.pending_page(
                 epochs=self.keys.epochs,
@@ -201,12 +202,15 @@ class Claim:
                 epoch=self.epoch,
                 start=start,
                 count=count,
+                most_bytes=self._most_bytes,
             )
         )
         return [self._left(row) for row in rows]
 
     async def due(self, count: int, ids: Sequence[bytes]) -> tuple[float | None, list[Left]]:
         """Failed messages whose time has come, and seconds until the next (None: none waits).
+
+        0 seconds: more are due, and were left out because messages are large.
 
         `ids` are those that are due by our own clock, whatever the server's says.
         """
@@ -220,6 +224,7 @@ class Claim:
                 epoch=self.epoch,
                 count=count,
                 ids=ids,
+                most_bytes=self._most_bytes,
             )
         )
         return (None if wait_ms < 0 else wait_ms / 1000), [self._left(row) for row in rows]

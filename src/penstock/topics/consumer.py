@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import random
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, Protocol
@@ -19,6 +20,7 @@ from penstock.runtime.heartbeat_thread import Beat, HeartbeatThread
 from penstock.runtime.service import Service
 from penstock.runtime.waiting import happens_within
 from penstock.topics.barrier import Barriers
+from penstock.topics.crowd import crowd_of
 from penstock.topics.dead_letters import DeadLetters
 from penstock.topics.facts import Facts, read_facts
 from penstock.topics.foreign_keys import find_foreign
@@ -31,9 +33,10 @@ from penstock.topics.ownership import RENEWALS_PER_LEASE, Ownership
 from penstock.topics.pace import Pace
 from penstock.topics.reader import Reader
 from penstock.topics.recovery import Recovery
-from penstock.topics.retention import trim_partition
-from penstock.topics.room import Room
+from penstock.topics.retention import apply_retention
+from penstock.topics.room import Room, fetched_bytes_of
 from penstock.topics.runners import SerialRunner
+from penstock.topics.sizes import Sizes
 from penstock.topics.stray_audit import StrayAudit
 from penstock.topics.subscription import Subscription
 from penstock.topics.work import Work
@@ -46,6 +49,10 @@ quiet = RateLimitedLog(logger)
 # A consumer that is cut short has this long to tell the server what it has done.
 _LAST_WORDS_S = 2.0
 ONE_READER, POLLING = -1, -2
+# Partitions of one subscription that wait on a cluster at the same time, each with a connection.
+_MOST_WAITING = 64
+# Of many consumers in a process each looks at its group less often, so that looking stays cheap.
+_BALANCE_EACH_S = 0.005
 
 
 class Runner(Protocol):
@@ -102,7 +109,7 @@ class Consumer(Service):
         self._foreign = ""
         """Which keys of the topic hold something of another type, while that is in the way."""
         self._room_for = subscription.max_inflight or topic.client.settings.topics.max_inflight
-        self._room = Room(self._room_for)
+        self._room = self._new_room()
         self._places: dict[int, int] = {}
         self._readers: dict[int, Reader] = {}
         self._reading: list[asyncio.Task[None]] = []
@@ -113,6 +120,16 @@ class Consumer(Service):
     def trouble(self) -> str | None:
         if self.ended:
             return None
+        if trouble := self._fault():
+            return trouble
+        if not all(reader.begun for reader in self._readers.values()):
+            return f"consumer {self.name} has not begun to read"
+        return None
+
+    def limitation(self) -> str | None:
+        return next(filter(None, (one.limitation for one in self._readers.values())), None)
+
+    def _fault(self) -> str | None:
         if self._foreign:
             return f"consumer {self.name}: {self._foreign}"
         for reader in self._readers.values():
@@ -132,7 +149,7 @@ class Consumer(Service):
 
     async def run(self) -> None:
         topics = self._client.settings.topics
-        self._room = Room(self._room_for)
+        self._room = self._new_room()
         for left_over in (self._places, self._readers, self._reading, self._serving):
             left_over.clear()
         barriers = Barriers(self._client)
@@ -141,6 +158,8 @@ class Consumer(Service):
         )
         pace = Pace(topics.fetch, self.subscription.batch or 1)
         self._ending, self._task = False, asyncio.current_task()
+        crowd = crowd_of(self._client)
+        crowd.add(self)
         try:
             async with asyncio.TaskGroup() as group:
                 self._group, self._pace = group, pace
@@ -183,6 +202,7 @@ class Consumer(Service):
                 for helper in (*helpers, *self._reading):
                     helper.cancel()
         finally:
+            crowd.discard(self)
             work.close()
             await self._say_goodbye()
 
@@ -193,9 +213,10 @@ class Consumer(Service):
     # ---- the partitions we own
 
     async def _balance_until_stopped(self) -> None:
-        topics = self._client.settings.topics
-        every_s = min(topics.balance_s, topics.lease_ttl_s / RENEWALS_PER_LEASE)
+        topics, crowd = self._client.settings.topics, crowd_of(self._client)
+        most_s = topics.lease_ttl_s / RENEWALS_PER_LEASE
         failures, exists = 0, False
+        share = random.random()  # noqa: S311  of the first interval: so that consumers take turns
         while not self.stopping:
             try:
                 if not exists:
@@ -213,7 +234,12 @@ class Consumer(Service):
                 failures += 1
                 self._note(error)
             await self._look_for_foreign()
-            rest_s = retry_delay_s(failures) if failures else every_s
+            rest_s = (
+                retry_delay_s(failures)
+                if failures
+                else share * min(max(topics.balance_s, len(crowd) * _BALANCE_EACH_S), most_s)
+            )
+            share = 1.0
             await happens_within(self.stop_asked, rest_s, SYSTEM_CLOCK)
 
     async def _look_for_foreign(self) -> None:
@@ -221,7 +247,7 @@ class Consumer(Service):
 
         They are not ours to remove; all goes on by itself once somebody has.
         """
-        if not self.trouble():
+        if not self._fault():
             return
         known = range(self._ownership.partitions)
         try:
@@ -239,13 +265,15 @@ class Consumer(Service):
 
         The owner of the first one sees to the dead letters, and to the Java library's lists.
         """
+        every_s = self._client.settings.topics.janitor_s
+        # Not all consumers of a process at the same time.
+        await asyncio.sleep(every_s * (1 + random.random()))  # noqa: S311
         sweep = PayloadSweep(self._client, self.topic.name)
         while True:
-            await asyncio.sleep(self._client.settings.topics.janitor_s)
             try:
                 options = (await read_facts(self._client, self.topic.name)).options
                 for index in self.partitions:
-                    _, lost, _ = await trim_partition(
+                    lost = await apply_retention(
                         self._client, self.topic.name, index, options.retention
                     )
                     if lost:
@@ -265,6 +293,7 @@ class Consumer(Service):
                     )
             except (ServerError, TopicError) as error:
                 self._note(error)
+            await asyncio.sleep(every_s)
 
     def _began(self, held: Held) -> None:
         """Serve a partition that has become ours."""
@@ -273,7 +302,9 @@ class Consumer(Service):
         task = self._group.create_task(self._serve(held), name=repr(held))
         self._serving[held] = task
         place = self._place_of(held)
-        if place not in self._readers:
+        if place in self._readers:
+            self._room.look_again()  # it may have closed its connection
+        else:
             reader = self._readers[place] = Reader(
                 self._client,
                 self.subscription.group,
@@ -353,6 +384,10 @@ class Consumer(Service):
 
     # ---- small parts
 
+    def _new_room(self) -> Room:
+        sizes = Sizes(self._client.settings.topics.fetch_bytes)
+        return Room(self._room_for, sizes, fetched_bytes_of(self._client))
+
     def _source(self, partition: int) -> Source:
         return Source(
             self.topic.name,
@@ -366,18 +401,18 @@ class Consumer(Service):
     def _place_of(self, held: Held) -> int:
         """Which reader fetches its messages.
 
-        On one server one command reads all partitions. On a cluster it takes one for each, so as
-        many as there are connections for wait on the server; the others are asked in turn.
+        On one server one command reads all partitions. On a cluster it takes one for each, and a
+        connection; those beyond `_MOST_WAITING` are asked in turn.
         """
         if not self._client.keys.cluster:
             return ONE_READER
         partition = held.source.partition
         if partition not in self._places:
             own = sum(place != POLLING for place in self._places.values())
-            # Half of the connections that may wait are for others; and with little room, one
-            # partition that waits for messages would keep it from those that have some.
+            # With little room, one partition that waits for messages would keep it from those that
+            # have some.
             scarce = self._room_for < self._client.settings.topics.fetch
-            waits = own < self._client.settings.pools.queue // 2 and not scarce
+            waits = own < _MOST_WAITING and not scarce
             self._places[partition] = partition if waits else POLLING
         return self._places[partition]
 

@@ -20,6 +20,7 @@ from penstock.topics.looking import ask, now_ms
 from penstock.topics.message import encode_headers
 from penstock.topics.partitioners import Crc32, Partitioner
 from penstock.topics.replay import Replay
+from penstock.topics.sizes import Sizes
 from penstock.topics.views import (
     LetterKind,
     LetterKinds,
@@ -86,18 +87,24 @@ class DeadLetters:
         and its cursor goes on. Two more if the Java library stored payloads outside its letters.
         """
         await self.count()
+        views: list[LetterView] = []
         letters: list[Letter] = []
-        examined = 0
+        examined = size = 0
         async for letter in self._scan(cursor, reverse=reverse):
             examined += 1
             cursor = letter.id
             if _matches(letter, group, fingerprint):
                 letters.append(letter)
-            if len(letters) >= count or examined >= _SEARCHED:
+                size += letter.size
+            if size >= self._client.settings.topics.fetch_bytes:
+                views += await self._views(letters, most_bytes)
+                letters, size = [], 0
+            if len(views) + len(letters) >= count or examined >= _SEARCHED:
                 break
         else:
             cursor = None
-        return LetterPage(letters=await self._views(letters, most_bytes), cursor=cursor)
+        views += await self._views(letters, most_bytes)
+        return LetterPage(letters=views, cursor=cursor)
 
     async def show(self, id_: str, *, most_bytes: int = SHOWN_BYTES) -> LetterView:
         """Return one letter, or raise `TopicError` if it is not there. One to three round trips."""
@@ -195,11 +202,13 @@ class DeadLetters:
         )
         await replay.prepare()
         chunk: list[Letter] = []
+        size, most = 0, self._client.settings.topics.fetch_bytes
         async for letter in self._chosen(ids, group, fingerprint, limit, replay):
             chunk.append(letter)
-            if len(chunk) >= replay.chunk:
+            size += letter.size
+            if len(chunk) >= replay.chunk or size >= most:
                 await self._send(replay, chunk, dry_run=dry_run, who=who)
-                chunk = []
+                chunk, size = [], 0
         if chunk:
             await self._send(replay, chunk, dry_run=dry_run, who=who)
         return replay.result()
@@ -260,11 +269,10 @@ class DeadLetters:
 
     async def _views(self, letters: Sequence[Letter], most_bytes: int) -> list[LetterView]:
         keys = [letter.body_key(self._client, self.topic) for letter in letters]
-        bodies = await fetch_shown(self._client, keys, most_bytes)
-        return [
-            letter.view(self._codec, most_bytes, body)
-            for letter, body in zip(letters, bodies, strict=True)
-        ]
+        views: list[LetterView] = []
+        async for body in fetch_shown(self._client, keys, most_bytes):
+            views.append(letters[len(views)].view(self._codec, most_bytes, body))
+        return views
 
     def _missing(self, id_: str) -> TopicError:
         return TopicError(f"topic {self.topic!r} has no dead letter {id_!r} (any more)")
@@ -272,17 +280,20 @@ class DeadLetters:
     async def _scan(
         self, cursor: str | None, *, reverse: bool = False, end: str = "+"
     ) -> AsyncIterator[Letter]:
-        """Every letter after the cursor."""
+        """Every letter after the cursor, 100 with each round trip unless they are large."""
+        sizes = Sizes(self._client.settings.topics.fetch_bytes, first=4)
         while True:
             start = f"({_checked(cursor)}" if cursor else None
+            count = min(_PAGE, sizes.fitting())
             if reverse:
-                command = ("XREVRANGE", self._keys.dlq, start or "+", "-", "COUNT", _PAGE)
+                command = ("XREVRANGE", self._keys.dlq, start or "+", "-", "COUNT", count)
             else:
-                command = ("XRANGE", self._keys.dlq, start or "-", end, "COUNT", _PAGE)
+                command = ("XRANGE", self._keys.dlq, start or "-", end, "COUNT", count)
             entries = await self._client.call(*command)
+            sizes.note_entries(entries)
             for id_, fields in entries:
                 yield Letter(id_, fields)
-            if len(entries) < _PAGE:
+            if len(entries) < count:
                 return
             cursor = entries[-1][0].decode()
 

@@ -54,13 +54,12 @@ class Mover(Service):
 
     def watch(self, topic: str, partitions: int) -> None:
         """Look after all partitions of a topic from now on. May come again with more of them."""
-        for index in range(partitions):
-            place = (topic, index)
-            if place not in self._watched:
-                self._watched.add(place)
-                self._due[place] = 0.0
-        self._pace()
-        self._wake.set()
+        more = {(topic, index) for index in range(partitions)} - self._watched
+        if more:
+            self._watched |= more
+            self._due.update(dict.fromkeys(more, 0.0))
+            self._pace()
+            self._wake.set()
 
     def unwatch(self, topic: str) -> None:
         """Leave a topic to others."""

@@ -17,12 +17,13 @@ from penstock.topics.browsing import Place, show_entries
 from penstock.topics.facts import read_facts
 from penstock.topics.looking import as_dict, ask, id_numbers, text
 from penstock.topics.message import Fields
+from penstock.topics.sizes import Sizes
 from penstock.topics.views import MessageView
 
 __all__ = ["follow_topic"]
 
 _COUNT = 100
-"""Messages of one partition in one read."""
+"""Messages of one partition in one read, unless they are large."""
 _BLOCK_S = 1.0
 _MARGIN_S = 5.0
 # A cluster cannot block on streams of several nodes with one command.
@@ -58,6 +59,7 @@ class _Positions:
     def __init__(self, client: Client, topic: str, partition: int | None) -> None:
         self._client, self._topic, self._only = client, topic, partition
         self._after: dict[int, str] = {}
+        self._sizes = Sizes(client.settings.topics.fetch_bytes, first=16)
 
     async def begin(self, position: str) -> None:
         count = (await read_facts(self._client, self._topic)).partitions
@@ -84,15 +86,17 @@ class _Positions:
     async def read(self, *, block: bool) -> list[tuple[Place, Fields]]:
         """What comes next, by id; with `block`, wait a moment for it (not on a cluster)."""
         found: list[tuple[Place, Fields]] = []
-        for index, entries in await self._ask(block=block):
+        count = max(1, min(_COUNT, self._sizes.fitting() // max(1, len(self._after))))
+        for index, entries in await self._ask(count, block=block):
+            self._sizes.note_entries(entries)
             found += [((id_numbers(id_), index), fields) for id_, fields in entries]
             self._after[index] = text(entries[-1][0])
         return sorted(found, key=lambda entry: entry[0])
 
-    async def _ask(self, *, block: bool) -> list[tuple[int, Reply]]:
+    async def _ask(self, count: int, *, block: bool) -> list[tuple[int, Reply]]:
         if self._client.keys.cluster:
             commands: list[Command] = [
-                ("XREAD", "COUNT", _COUNT, "STREAMS", self._stream(index), after)
+                ("XREAD", "COUNT", count, "STREAMS", self._stream(index), after)
                 for index, after in self._after.items()
             ]
             replies = await ask(self._client, commands)
@@ -103,7 +107,7 @@ class _Positions:
             ]
         streams = [self._stream(index) for index in self._after]
         wait = ("BLOCK", int(_BLOCK_S * 1000)) if block else ()
-        command = ("XREAD", "COUNT", _COUNT, *wait, "STREAMS", *streams, *self._after.values())
+        command = ("XREAD", "COUNT", count, *wait, "STREAMS", *streams, *self._after.values())
         async with self._client.lease(Role.QUEUE) as wire:
             reply = await wire.call(*command, timeout_s=_BLOCK_S + _MARGIN_S)
         indexes = {

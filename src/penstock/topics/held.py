@@ -20,7 +20,7 @@ from penstock.redis.scripts import Scripts
 from penstock.runtime.backoff import retry_delay_s
 from penstock.topics.claim import Claim, Left
 from penstock.topics.looking import id_numbers
-from penstock.topics.message import Message
+from penstock.topics.message import Fields, Message
 from penstock.topics.room import Room
 
 __all__ = ["Counts", "Held", "Item", "entry_id"]
@@ -65,8 +65,8 @@ class Held:
         self.stream = claim.keys.stream
         self.queue: deque[list[Item]] = deque()
         """Chunks that were read and not yet handled."""
-        self.buffered = 0
-        """Messages in `queue` and in the hands of the runner."""
+        self.buffered = self._bytes = 0
+        """Messages in `queue` and in the hands of the runner, and what they take up."""
         self.history: dict[bytes, tuple[Failure, ...]] = {}
         """Messages that failed or were taken over, and how attempts at them failed: first, last."""
         self.inherited: set[bytes] = set()
@@ -85,8 +85,9 @@ class Held:
         self._retry_times: list[tuple[float, bytes]] = []
         self.unsettled: set[bytes] = set()
         """Done, but the server does not know yet."""
-        self.readable = False
-        """Whether new messages may be read: all that earlier owners left has been queued."""
+        self.readable = self.sized = False
+        """Whether new messages may be read: all that earlier owners left has been queued. And
+        whether some have been read, so that their size is known."""
         self.strayed = asyncio.Event()
         """Set when messages may be pending that never arrived here."""
         self.trouble: str | None = None
@@ -128,11 +129,15 @@ class Held:
 
     # ---- reading
 
-    def put(self, chunk: list[Item]) -> None:
-        """Queue what was read."""
+    def put(self, chunk: list[Item], size: int | None = None) -> None:
+        """Queue what was read: `size` bytes."""
+        if size is None:
+            size = sum(sum(map(len, _fields(item))) for item in chunk)
+        self.sized = True
         self.queue.append(chunk)
         self.buffered += len(chunk)
-        self._room.take(len(chunk))
+        self._bytes += size
+        self._room.take(len(chunk), size)
         self.arrived.set()
 
     def put_strays(self, strays: list[Item]) -> None:
@@ -159,10 +164,19 @@ class Held:
             await self.arrived.wait()
         return None if self.closing or self.lost else self.queue.popleft()
 
+    def is_full(self, most: int) -> bool:
+        """Whether there are more than `most` messages, or so many bytes that others have to wait.
+
+        A partition that has nothing in hand is never full.
+        """
+        return self.buffered > most or (self.buffered > 0 and not self._room.has_bytes)
+
     def drop(self, count: int) -> None:
         """Note that messages have left the runner's hands."""
+        size = self._bytes * count // self.buffered if self.buffered else 0
         self.buffered -= count
-        self._room.give_back(count)
+        self._bytes -= size
+        self._room.give_back(count, size)
 
     def close(self) -> None:
         """Begin nothing more; what is under way may end."""
@@ -352,6 +366,12 @@ class Held:
         while self._retry_times and self._retry_times[0][0] <= time.monotonic():
             ids.append(heappop(self._retry_times)[1])
         wait_s, lefts = await self.surely("look", lambda: self.claim.due(count, ids)) or (None, [])
+        if wait_s == 0:  # not all of them came
+            came = {left.id for left in lefts}
+            for id_ in ids:
+                if id_ not in came:
+                    heappush(self._retry_times, (time.monotonic(), id_))
+            return wait_s, lefts
         if self._retry_times:
             own_s = max(0.0, self._retry_times[0][0] - time.monotonic())
             wait_s = own_s if wait_s is None else min(wait_s, own_s)
@@ -383,6 +403,10 @@ class Held:
                     self.trouble = None
                 return answer
         return None
+
+
+def _fields(item: Item) -> Fields:
+    return item.fields if isinstance(item, Message) else item[1]
 
 
 def entry_id(item: Item) -> bytes:

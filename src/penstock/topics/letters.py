@@ -31,6 +31,7 @@ from penstock.topics.java_payloads import unquoted
 from penstock.topics.message import (
     HEADERS,
     KEY,
+    ORIGINAL_SIZE,
     PAYLOAD,
     PAYLOAD_REF,
     STORAGE_TYPE,
@@ -67,6 +68,12 @@ class Letter:
     def number(self, name: str) -> int | None:
         value = whole_number(self.raw.get(name.encode()), -1)
         return None if value < 0 else value
+
+    @property
+    def size(self) -> int:
+        """Bytes of its fields, and of the payload that it refers to, as far as it says."""
+        beside = whole_number(self.headers.get(ORIGINAL_SIZE, "").encode())
+        return sum(map(len, self.raw.values())) + beside
 
     @property
     def buried_ms(self) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -19,13 +20,14 @@ from penstock.errors import (
 from penstock.quiet import RateLimitedLog
 from penstock.redis.client import Client
 from penstock.redis.keys import key_slot
-from penstock.redis.node import Role
 from penstock.redis.wire import Argument, Command, Reply, Wire
 from penstock.runtime.backoff import retry_delay_s
 from penstock.topics.claim import CONSUMER
+from penstock.topics.crowd import crowd_of
 from penstock.topics.held import Held
 from penstock.topics.pace import Pace
 from penstock.topics.room import Room
+from penstock.topics.sizes import entries_bytes
 
 __all__ = ["Reader"]
 
@@ -38,9 +40,17 @@ _LEAST_MARGIN_S, _MOST_MARGIN_S = 0.5, 5.0
 _MARGIN_PER_DELAY = 2
 # A read waits for this share of `worker.poll_s`: the rest is for noticing that no reply comes.
 _BLOCK_SHARE = 0.6
+# Of many subscriptions in a process each waits longer, so that waiting stays cheap; but not so long
+# that a connection which fell silent goes unnoticed.
+_BLOCK_EACH_S, _MOST_BLOCK_S = 0.02, 5.0
 _UNBLOCK_AGAIN_S = 0.05
 _LEAST_BLOCK_S = 0.05
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.002, 0.05
+# A reader that polls for want of a connection tries to get one every so often.
+_CONNECT_AGAIN_S = 30.0
+# Partitions whose messages may be of any size are looked at first: so many at once, and so many
+# messages of each.
+_LOOKED_AT, _LOOK_COUNT = 4, 2
 
 
 class Reader:
@@ -49,8 +59,9 @@ class Reader:
     The next read is under way while what came before is handled. Each read names the fences of its
     partitions: if one has passed to another consumer, the server refuses the read as a whole.
 
-    A reader that gets no connection of its own (`poll`, or the pool is exhausted) asks every few
-    milliseconds over the shared ones instead of waiting on the server.
+    It waits on the server over a connection of its own, which it closes while it has no partition.
+    A reader that gets none (`poll`, or no descriptor is left) asks every few milliseconds over the
+    shared ones instead.
     """
 
     def __init__(
@@ -67,10 +78,15 @@ class Reader:
         self._client, self._group, self._helds, self._pace = client, group, helds, pace
         self._room = room
         self._slot = None if slot_key is None else key_slot(slot_key)
-        self._polls = poll
+        self._polls_until = math.inf if poll else 0.0
+        self._crowd = crowd_of(client)
         self._poll_s = client.settings.worker.poll_s
         self._fetch = client.settings.topics.fetch
+        self.begun = False
+        """Whether messages are read as soon as they are stored, as far as there is room."""
         self.trouble: str | None = None
+        self.limitation: str | None = None
+        """Why it has to poll."""
         self._refusals = 0
         self._margin_s, self._unanswered = _LEAST_MARGIN_S, 0
         self._turn = 0
@@ -83,13 +99,20 @@ class Reader:
         """Read until cancelled; a server that is away is waited for."""
         while True:
             try:
+                while not self._helds():
+                    self.trouble, self.begun = None, True
+                    await self._room.changed()
                 if self._polls:
-                    await self._poll_for_ever()
-                async with self._client.lease(Role.QUEUE, slot=self._slot) as wire:
-                    self._connection = await wire.call("CLIENT", "ID")
-                    await self._read_for_ever(wire)
-            except PoolExhausted:
-                self._polls = True
+                    await self._poll_for_a_while()
+                else:
+                    async with self._client.dedicated(slot=self._slot) as wire:
+                        self.limitation = None
+                        self._connection = await wire.call("CLIENT", "ID")
+                        await self._read_while_needed(wire)
+            except PoolExhausted as error:
+                self._polls_until = time.monotonic() + _CONNECT_AGAIN_S
+                self.limitation = f"subscriptions without a connection of their own poll: {error}"
+                quiet.warning("poll", "%s", self.limitation)
             except ServerError as error:
                 if not error.transient and not is_wrong_type(error):
                     raise
@@ -98,6 +121,10 @@ class Reader:
                 quiet.warning(f"{self._group} read", "group %s cannot read: %s", self._group, error)
                 if self._refusals > 1:
                     await asyncio.sleep(retry_delay_s(self._refusals - 1))
+
+    @property
+    def _polls(self) -> bool:
+        return time.monotonic() < self._polls_until
 
     async def look_again(self) -> None:
         """Partitions came, or there is room: do not wait for a read that does not know."""
@@ -128,16 +155,14 @@ class Reader:
 
     # ---- waiting on the server
 
-    async def _read_for_ever(self, wire: Wire) -> None:
-        while True:
+    async def _read_while_needed(self, wire: Wire) -> None:
+        while self._helds():
             helds, count = self._plan()
             if helds:
                 await self._read(wire, helds, count)
                 self._refusals, self.trouble = 0, None
             else:
-                if not self._helds():
-                    self.trouble = None
-                await self._room.changed()
+                await self._rest()
 
     async def _read(self, wire: Wire, helds: Sequence[Held], count: int) -> None:
         streams = [held.stream for held in helds]
@@ -148,14 +173,14 @@ class Reader:
             *("BLOCK", max(1, round(block_s * 1000)), "STREAMS", *streams, *fences),
             *([">"] * (2 * len(helds))),
         )
-        self._asked = helds
-        began = time.monotonic()
+        self._asked, self.begun = helds, True
+        began, received = time.monotonic(), wire.received
         try:
             reply = await wire.call(*command, timeout_s=block_s + self._margin_s)
             took_s = time.monotonic() - began
+            self._hand_out(reply or (), helds, wire.received - received)
             if reply:
                 self._note_delay(min(took_s, self._margin_s / _MARGIN_PER_DELAY))
-                self._hand_out(reply, helds)
             else:
                 self._note_delay(took_s - block_s)
         except CommandRefused as error:
@@ -189,19 +214,21 @@ class Reader:
         they have enough to do, will be busy.
         """
         sure_s = min(held.deadline for held in helds) - time.monotonic()
-        block_s = max(_LEAST_BLOCK_S, min(_BLOCK_SHARE * self._poll_s, sure_s))
+        crowd_s = min(_BLOCK_EACH_S * len(self._crowd), _MOST_BLOCK_S)
+        block_s = max(_LEAST_BLOCK_S, min(max(_BLOCK_SHARE * self._poll_s, crowd_s), sure_s))
         busy = [held.buffered for held in self._readable() if held not in helds]
         return min(block_s, min(busy) * self._pace.each_s) if busy else block_s
 
     # ---- asking every now and then
 
-    async def _poll_for_ever(self) -> None:
+    async def _poll_for_a_while(self) -> None:
         pause_s = _FIRST_PAUSE_S
-        while True:
+        while self._polls and self._helds():
             helds, count = self._plan()
             if not helds:
-                await self._room.changed()
+                await self._rest()
                 continue
+            self.begun = True
             found = await self._poll(helds, count)
             self._refusals, self.trouble = 0, None
             pause_s = _FIRST_PAUSE_S if found else min(pause_s * 2, _LONGEST_PAUSE_S)
@@ -217,7 +244,9 @@ class Reader:
                 if isinstance(reply, OutcomeUnknown):
                     held.suspect_strays()
                 elif not isinstance(reply, ServerError):
-                    self._hand_out(reply or (), [held])
+                    found = reply or ()
+                    size = sum(entries_bytes(entries) for _, entries in found)
+                    self._hand_out(found, [held], size)
             for held, reply in zip(helds, replies, strict=True):
                 if isinstance(reply, CommandRefused):
                     await self._refused(reply, [held])
@@ -230,26 +259,42 @@ class Reader:
 
     # ---- both
 
+    async def _rest(self) -> None:
+        """Wait until there is room, or a partition may be read."""
+        if not self._room.is_open or any(held.buffered for held in self._helds()):
+            self.begun = True
+        await self._room.changed()
+
     def _plan(self) -> tuple[list[Held], int]:
         """From which partitions to read, and how many messages from each."""
-        readable, room = self._readable(), self._room.left
-        if not readable or room <= 0:
+        readable = self._readable()
+        if not readable or not self._room.is_open:
             return [], 0
         count = max(self._pace.least, min(self._pace.count, self._fetch // len(readable)))
         wanted = [held for held in readable if held.buffered <= count]
-        if len(wanted) > room:  # some of them now, the others next time
-            self._turn += room
+        unknown = [held for held in wanted if not held.sized]
+        if unknown:
+            wanted, count = unknown[:_LOOKED_AT], _LOOK_COUNT
+        most = self._room.fitting
+        if len(wanted) > most:  # some of them now, the others next time
+            self._turn += most
             first = self._turn % len(wanted)
-            wanted = (wanted[first:] + wanted[:first])[:room]
-        return wanted, min(count, room // len(wanted)) if wanted else 0
+            wanted = (wanted[first:] + wanted[:first])[:most]
+        return wanted, min(count, most // len(wanted)) if wanted else 0
 
     def _readable(self) -> list[Held]:
         return [held for held in self._helds() if held.readable and not held.closing]
 
-    def _hand_out(self, reply: Reply, helds: Sequence[Held]) -> None:
+    def _hand_out(self, reply: Reply, helds: Sequence[Held], size: int) -> None:
+        """Queue what came, in a reply of `size` bytes."""
+        for held in helds:
+            held.sized = True  # a partition that brought nothing was empty
+        if not reply:
+            return
         by_stream = {held.stream.encode(): held for held in helds}
+        total = sum(len(entries) for _, entries in reply)
         for stream, entries in reply:
-            by_stream[stream].put(entries)
+            by_stream[stream].put(entries, size * len(entries) // total)
 
     async def _refused(self, error: CommandRefused, helds: Sequence[Held]) -> None:
         """A fence is gone, or the group itself. Whose fence, the renewal of the leases tells.

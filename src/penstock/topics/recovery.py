@@ -23,6 +23,8 @@ quiet = RateLimitedLog(logging.getLogger(__name__))
 _PAGE = 200
 _MOST_QUEUED = 1_000
 _LOOK_FOR_ROOM_S = 0.05
+# While all that is due is in hand already.
+_LOOK_AGAIN_S = 0.5
 # Retries that other processes noted (an earlier owner) are found at the latest after this long.
 _LOOK_EVERY_S = 5.0
 
@@ -77,7 +79,9 @@ class Recovery:
                     again += [] if message is None else [message]
             if again:
                 held.put(again)
-            await self._until_due(held, _LOOK_FOR_ROOM_S if len(lefts) == most else wait_s)
+            if len(lefts) == most or wait_s == 0:
+                wait_s = _LOOK_FOR_ROOM_S if again else _LOOK_AGAIN_S
+            await self._until_due(held, wait_s)
 
     async def _until_due(self, held: Held, wait_s: float | None) -> None:
         """Wait for the next retry, be it noted while the server was asked."""
@@ -121,10 +125,10 @@ class Recovery:
             items = [item for left in page if (item := make(held, left)) is not None]
             if items:
                 put(items)
-            if len(page) < _PAGE:
+            if not page:
                 return
             start = f"({page[-1].id.decode()}"
-            while held.buffered > _MOST_QUEUED and await held.wait_open(_LOOK_FOR_ROOM_S):
+            while held.is_full(_MOST_QUEUED) and await held.wait_open(_LOOK_FOR_ROOM_S):
                 pass
 
     def _taken_over(self, held: Held, left: Left) -> Item | None:

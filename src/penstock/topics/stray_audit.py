@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import random
 from collections.abc import Callable, Iterable
 
 from penstock.errors import ServerError
@@ -42,8 +43,10 @@ class StrayAudit:
 
     async def run(self) -> None:
         """Look every `topics.audit_s` seconds until cancelled."""
+        share = random.random()  # noqa: S311  of the first interval: so that consumers take turns
         while True:
-            await asyncio.sleep(self._every_s)
+            await asyncio.sleep(self._every_s * share)
+            share = 1.0
             try:
                 await self._look()
             except ServerError as error:
