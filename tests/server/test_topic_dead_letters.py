@@ -239,6 +239,15 @@ async def test_a_replay_goes_to_the_failing_group_and_takes_the_letter_away(clie
     assert (act.who, act.what, act.count) == ("ann@desk", "replay", 1)
 
 
+async def test_fields_that_a_later_version_added_come_back_with_a_replay(client, topic, codec):
+    await register(client, "billing")
+    await bury_one(client, 3, shard="7", odd=b"\xff")
+    assert (await DeadLetters(client, codec, "orders").replay()).replayed == 1
+    [fields] = await stored(client, 3)
+    assert (fields[b"shard"], fields[b"odd"]) == (b"7", b"\xff")
+    assert fields[b"payload"] == b'{"n":3}'
+
+
 async def test_a_replay_to_all_names_no_group(client, topic, codec):
     await bury_one(client, 3)
     assert (await DeadLetters(client, codec, "orders").replay(to="all")).replayed == 1

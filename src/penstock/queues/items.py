@@ -29,10 +29,13 @@ __all__ = [
     "Item",
     "Meta",
     "Trouble",
+    "encode_meta",
     "id_ms",
+    "is_readable",
     "new_id",
     "new_ids",
     "read_item",
+    "read_meta",
     "task_item",
     "write_item",
 ]
@@ -49,6 +52,7 @@ _PACKED = b"Z:"
 # In place of base64: a job of no bytes at all is one, too.
 _NOTHING = "="
 _ID_DIGITS, _TIME_DIGITS = 32, 12
+_EMPTY = len(b"{}")
 _NUMBERS = [f"{number:04x}" for number in range(4096)]
 
 # Metadata beyond these bounds was written by another program, and is left alone as its own.
@@ -68,8 +72,12 @@ class Trouble(Struct, frozen=True, kw_only=True, omit_defaults=True):
     fingerprint: str = ""
 
 
-class Meta(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What Penstock remembers about a job, beside the job itself."""
+class Meta(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
+    """What Penstock remembers about a job, beside the job itself.
+
+    A member of the same name never gets another type: an earlier version would take the whole for
+    another program's. Members that a later version has added are kept beside: see `read_meta`.
+    """
 
     id: Id = ""
     """Of a raw job that has none of its own."""
@@ -93,7 +101,7 @@ class Meta(Struct, frozen=True, kw_only=True, omit_defaults=True):
     replays: Count = 0
     """How often it came back from the dead letters."""
     parked_ms: Ms = 0
-    """When a worker first met it that did not know its task."""
+    """When a worker first met it whose program has no such task, or one with other arguments."""
     tracked: bool = False
     """Whether it has a record."""
     headers: dict[str, str] = {}
@@ -120,6 +128,8 @@ class _Stored(Struct):
 
 _decode = msgspec.json.Decoder(_Stored).decode
 _decode_meta = msgspec.json.Decoder(Meta).decode
+_decode_members = msgspec.json.Decoder(dict[str, Raw]).decode
+_KNOWN: Final = frozenset(Meta.__struct_encode_fields__)
 _encode = msgspec.json.Encoder().encode
 
 
@@ -136,6 +146,8 @@ class Item(Struct):
     body: bytes = b""
     """The job itself, unpacked, without what Penstock remembers."""
     meta: Meta = NO_META
+    later: bytes = b""
+    """Members of the metadata that a later version has written, each with a comma before it."""
     asked_attempts: int = 0
     """How many attempts the job itself asks for; 0 if it does not say."""
     counts_retries: bool = False
@@ -222,22 +234,64 @@ def write_item(item: Item, meta: Meta, codec: Codec) -> bytes:
     body = item.body
     if not _is_object(body):
         raw = b64encode(body).decode() or _NOTHING
-        return _packed(_with_meta(b"{}", msgspec.structs.replace(meta, raw=raw)), codec)
+        meta = msgspec.structs.replace(meta, raw=raw)
+        return _packed(_with_meta(b"{}", meta, item.later), codec)
     if item.counts_retries and (count := find_member(body, "retry_count")) is not None:
         body = replace_value(body, count, b"%d" % meta.attempts)
-    return _packed(_with_meta(body, msgspec.structs.replace(meta, raw="")), codec)
+    return _packed(_with_meta(body, msgspec.structs.replace(meta, raw=""), item.later), codec)
+
+
+def read_meta(stored: bytes) -> tuple[Meta, bytes] | None:
+    """Read the metadata of a job; None for what another program wrote under that name.
+
+    Then come the members that a later version has added, as `Item.later` has them: whoever
+    rewrites the job keeps them.
+    """
+    try:
+        return _decode_meta(stored), b""
+    except UNREADABLE:
+        pass
+    try:
+        members = _decode_members(stored)
+        known = {name: value for name, value in members.items() if name in _KNOWN}
+        if len(known) == len(members):
+            return None
+        meta = _decode_meta(_encode(known))
+    except UNREADABLE:
+        return None
+    later = b""
+    for name, value in members.items():
+        if name not in known and is_readable(value):
+            later += b",%b:%b" % (_encode(name), bytes(value))
+    return meta, later
+
+
+def encode_meta(meta: Meta, later: bytes) -> bytes:
+    """Return metadata as JSON, with the members that a later version has added."""
+    data = _encode(meta)
+    if not later:
+        return data
+    return data[:-1] + (later if len(data) > _EMPTY else later[1:]) + b"}"
+
+
+def is_readable(value: Raw) -> bool:
+    """Whether decoders take a part of a JSON text that was not looked at."""
+    try:
+        msgspec.json.decode(value)
+    except UNREADABLE:
+        return False
+    return True
 
 
 def _take_meta(item: Item, stored: bytes) -> None:
     """Split Penstock's metadata from the job itself."""
-    try:
-        meta = _decode_meta(stored)
-    except UNREADABLE:
+    if (read := read_meta(stored)) is None:
         return  # another program's own member of this name
+    meta, later = read
     if meta.raw:
-        _take_raw(item, meta)
+        _take_raw(item, meta, later)
         return
-    item.meta = meta
+    item.meta, item.later = meta, later
     if item.body.endswith(stored + b"}"):
         head = item.body[: -len(stored) - 1]
         if head.endswith(_MEMBER):
@@ -248,7 +302,7 @@ def _take_meta(item: Item, stored: bytes) -> None:
         item.body = without_member(item.body, member)
 
 
-def _take_raw(item: Item, meta: Meta) -> None:
+def _take_raw(item: Item, meta: Meta, later: bytes) -> None:
     """Unwrap a job that is no object; other members beside it say that it is not one of these."""
     member = find_member(item.body, _NAME)
     if member is None or not is_only_member(item.body, member):
@@ -257,15 +311,15 @@ def _take_raw(item: Item, meta: Meta) -> None:
         item.body = b"" if meta.raw == _NOTHING else b64decode(meta.raw, validate=True)
     except ValueError:
         return
-    item.meta = meta
+    item.meta, item.later = meta, later
 
 
-def _with_meta(data: bytes, meta: Meta) -> bytes:
+def _with_meta(data: bytes, meta: Meta, later: bytes = b"") -> bytes:
     """Add the metadata as the last member of an object; blanks around it stay."""
     end = data.rindex(b"}")
     head, tail = data[:end], data[end:]
     member = _MEMBER if head.strip() != b"{" else _MEMBER[1:]
-    return head + member + _encode(meta) + tail
+    return head + member + encode_meta(meta, later) + tail
 
 
 def _packed(data: bytes, codec: Codec) -> bytes:

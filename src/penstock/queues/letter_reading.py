@@ -12,7 +12,15 @@ import msgspec
 from msgspec import Raw, Struct, field
 
 from penstock.delivery.retries import MOST_ATTEMPTS
-from penstock.queues.items import LATEST_MS, LONGEST_ID, UNREADABLE, Meta, Trouble, read_item
+from penstock.queues.items import (
+    LATEST_MS,
+    LONGEST_ID,
+    UNREADABLE,
+    Meta,
+    Trouble,
+    read_item,
+    read_meta,
+)
 from penstock.redis.codec import Codec
 from penstock.settings import CodecSettings
 
@@ -54,6 +62,8 @@ class QueueLetter(Struct, frozen=True, kw_only=True):
     buried_ms: int = 0
     meta: Meta | None = None
     """What Penstock remembers about the job; None where that stands in the job, or nowhere."""
+    later: bytes = b""
+    """As `Item.later`."""
     fault: str = ""
     """Why it cannot be read as a letter."""
 
@@ -88,7 +98,6 @@ class _Stored(Struct):
 
 
 _decode = msgspec.json.Decoder(_Stored).decode
-_decode_meta = msgspec.json.Decoder(Meta).decode
 _decode_history = msgspec.json.Decoder(tuple[Trouble, ...]).decode
 _USUAL_CODEC = Codec(CodecSettings())
 
@@ -105,6 +114,7 @@ def read_letter(data: bytes) -> QueueLetter:
         )
     job, fault = _job_of(stored)
     item = read_item(job, _USUAL_CODEC)
+    meta, later = read_meta(bytes(stored.meta)) or (None, b"")
     reason = _str(stored.reason)
     # A longer one cannot be an id of ours, and nobody could ask for the letter by it.
     job_id = _str(stored.id)[: LONGEST_ID + 1]
@@ -133,7 +143,8 @@ def read_letter(data: bytes) -> QueueLetter:
         first_failed_at=_str(stored.first_failed_at),
         last_failed_at=_str(stored.last_failed_at),
         buried_ms=_buried_ms(stored),
-        meta=_meta_of(stored.meta),
+        meta=meta,
+        later=later,
         fault=fault,
     )
 
@@ -171,13 +182,6 @@ def _job_of(stored: _Stored) -> tuple[bytes, str]:
         return text.encode("latin-1"), ""
     except ValueError:
         return job, "its job is no text"
-
-
-def _meta_of(told: Raw) -> Meta | None:
-    try:
-        return _decode_meta(bytes(told)) if told is not _NONE else None
-    except UNREADABLE:
-        return None
 
 
 def _history_of(told: Raw) -> tuple[Trouble, ...]:

@@ -23,7 +23,7 @@ from msgspec import Raw
 from penstock.delivery.failures import Failure
 from penstock.delivery.retries import DeathReason
 from penstock.delivery.times import iso_time
-from penstock.queues.items import LATEST_MS, UNREADABLE, Item, Trouble
+from penstock.queues.items import LATEST_MS, UNREADABLE, Item, Trouble, encode_meta
 from penstock.queues.letter_reading import QueueLetter, fingerprint_of, read_letter
 
 __all__ = [
@@ -86,9 +86,10 @@ def build_letter(
         "buried_ms": now_ms,
         "replays": item.meta.replays,
     }
-    letter["_penstock"] = msgspec.structs.replace(
+    meta = msgspec.structs.replace(
         item.meta, id=item.id, history=(), raw="", begun=False, first_failed_ms=first_ms
     )
+    letter["_penstock"] = Raw(encode_meta(meta, item.later))
     return _encode(letter)
 
 

@@ -6,7 +6,15 @@ import msgspec
 from msgspec import Raw
 
 from penstock.delivery.retries import MOST_ATTEMPTS, DeathReason
-from penstock.queues.items import UNREADABLE, Item, Meta, read_item, write_item
+from penstock.queues.items import (
+    UNREADABLE,
+    Item,
+    Meta,
+    encode_meta,
+    is_readable,
+    read_item,
+    write_item,
+)
 from penstock.queues.letters import HISTORY, QueueLetter, job_fields
 from penstock.redis.codec import Codec
 
@@ -46,29 +54,20 @@ def requeued_item(letter: QueueLetter, codec: Codec) -> tuple[Item, bytes]:
 def edited_letter(letter: QueueLetter, job: bytes, codec: Codec) -> bytes:
     """Return the letter with another job in it, else as it was."""
     try:
-        fields: dict[str, object] = dict(_decode_fields(letter.data))
+        stored = _decode_fields(letter.data)
     except UNREADABLE:
-        fields = {"reason": letter.reason}
+        stored = {"reason": Raw(_encode(letter.reason))}
     _, meta = _job_with_meta(letter, codec)
     item = read_item(job, codec)
     for name in ("data", "raw", "original_job"):
-        fields.pop(name, None)
+        stored.pop(name, None)
     # One value that no decoder takes would hide all the others.
-    fields = {name: value for name, value in fields.items() if _is_readable(value)}
-    fields = {**job_fields(job), **fields}
+    kept = {name: value for name, value in stored.items() if is_readable(value)}
+    fields: dict[str, object] = {**job_fields(job), **kept}
     fields |= {"id": item.id or letter.job_id, "task": item.task}
-    fields["_penstock"] = msgspec.structs.replace(meta, id=item.id or letter.job_id, raw="")
+    meta = msgspec.structs.replace(meta, id=item.id or letter.job_id, raw="")
+    fields["_penstock"] = Raw(encode_meta(meta, letter.later))
     return _encode(fields)
-
-
-def _is_readable(value: object) -> bool:
-    if not isinstance(value, Raw):
-        return True
-    try:
-        msgspec.json.decode(value)
-    except UNREADABLE:
-        return False
-    return True
 
 
 def _job_with_meta(letter: QueueLetter, codec: Codec) -> tuple[Item, Meta]:
@@ -76,5 +75,8 @@ def _job_with_meta(letter: QueueLetter, codec: Codec) -> tuple[Item, Meta]:
         item = read_item(letter.job, codec)
         return item, item.meta
     if letter.job.startswith(b"{") or letter.reason == DeathReason.UNDECODABLE:
-        return read_item(letter.job, codec), letter.meta
-    return Item(letter.job, body=letter.job), letter.meta
+        item = read_item(letter.job, codec)
+    else:
+        item = Item(letter.job, body=letter.job)
+    item.later = letter.later
+    return item, letter.meta

@@ -10,6 +10,8 @@ library, whose letters have no others:
     errorClass errorMessage stack fingerprint firstFailureMs lastFailureMs
     fields             every field of an entry that had no payload, as a JSON object
     rawFields          the same as a MessagePack array, if some are no texts or have equal names
+    laterFields        fields of an entry with a payload that this version does not know, which a
+                       later one may have written: a MessagePack array
 """
 
 from __future__ import annotations
@@ -34,8 +36,10 @@ from penstock.topics.message import (
     ORIGINAL_SIZE,
     PAYLOAD,
     PAYLOAD_REF,
+    RETRY_COUNT,
     STORAGE_TYPE,
     STORED_BESIDE,
+    TARGET_GROUP,
     Fields,
     Message,
     decode_headers,
@@ -49,6 +53,14 @@ __all__ = ["Letter", "bury", "index_field", "letter_fields"]
 _MAX_RETRIES = b"maxRetries"
 _TIMESTAMP = b"timestamp"
 _RAW_FIELDS = b"rawFields"
+_LATER_FIELDS = b"laterFields"
+_ENTRY_FIELDS = frozenset(
+    {
+        *(PAYLOAD, KEY, HEADERS, TARGET_GROUP, MESSAGE_ID, RETRY_COUNT, _TIMESTAMP, _MAX_RETRIES),
+        *(b"topic", b"partitionId"),
+    }
+)
+"""Fields of an entry that Penstock or the Java library gives a meaning."""
 
 
 class Letter:
@@ -117,6 +129,15 @@ class Letter:
             texts = (self.fields or {}).items()
             parts = [part.encode() for item in texts for part in item]
         return parts if parts and len(parts) % 2 == 0 else None
+
+    @property
+    def later_fields(self) -> Fields:
+        """Fields of the entry that this version does not know, names and values in turn."""
+        try:
+            parts = msgspec.msgpack.decode(self.raw[_LATER_FIELDS], type=list[bytes])
+        except (KeyError, ValueError, RecursionError):
+            return []
+        return parts if len(parts) % 2 == 0 else []
 
     @property
     def payload(self) -> bytes | None:
@@ -251,7 +272,14 @@ def letter_fields(
         letter["fields"] = msgspec.json.encode(shown)
         if [part.encode() for item in shown.items() for part in item] != message.fields:
             letter["rawFields"] = msgspec.msgpack.encode(message.fields)
+    elif later := _later_fields(message.fields):
+        letter["laterFields"] = msgspec.msgpack.encode(later)
     return [part for item in letter.items() for part in item]
+
+
+def _later_fields(fields: Fields) -> Fields:
+    pairs = zip(fields[::2], fields[1::2], strict=False)
+    return [part for name, value in pairs if name not in _ENTRY_FIELDS for part in (name, value)]
 
 
 def _failure_fields(failures: Sequence[Failure]) -> dict[str, str | bytes]:

@@ -25,6 +25,7 @@ from penstock.topics.message import (
     STORAGE_TYPE,
     STORED_BESIDE,
     TARGET_GROUP,
+    Fields,
     encode_headers,
 )
 from penstock.topics.once import publish_once
@@ -159,7 +160,8 @@ class Replay:
         partition = self._place(letter)
         aim: tuple[Argument, ...] = () if target is None else (TARGET_GROUP, target)
         # So that handlers recognise it; a letter that names no message stands for itself.
-        told = (MESSAGE_ID, letter.message_id) if letter.message_id else ()
+        told: tuple[Argument, ...] = (MESSAGE_ID, letter.message_id) if letter.message_id else ()
+        told += tuple(_checked(letter.later_fields))
         body = letter.payload
         if body is None:
             body = await self._referred(letter)
@@ -206,13 +208,18 @@ def _headers(letter: Letter) -> dict[str, str]:
     return {**headers, ORIGINAL_ID: letter.entry_id or letter.id}
 
 
+def _checked(fields: Fields) -> Fields:
+    if len(fields) > _MOST_PARTS:
+        raise _Unfit(f"it has {len(fields) // 2:,} fields, more than can be stored again")
+    return fields
+
+
 def foreign_fields(letter: Letter) -> tuple[Argument, ...]:
     """Fields of an entry that had no payload, as they were."""
     stored = letter.raw_fields
     if stored is None:
         raise _Unfit("it has no payload")
-    if len(stored) > _MOST_PARTS:
-        raise _Unfit(f"it has {len(stored) // 2:,} fields, more than can be stored again")
+    _checked(stored)
     kept = [
         part
         for name, value in zip(stored[::2], stored[1::2], strict=True)
