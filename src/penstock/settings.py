@@ -247,7 +247,8 @@ class QueueSettings(Group):
     max_result_bytes: Bytes = 4 * 1024 * 1024
     """Largest result, as it is stored: the record of a job with a larger one says so instead."""
     unknown_s: Annotated[float, Meta(ge=0, le=30 * 86_400)] = 3_600.0
-    """How long a task that no worker knows waits for one that does, before it is a dead letter."""
+    """How long a job whose task or arguments no worker knows waits for one that does; then it is a
+    dead letter."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

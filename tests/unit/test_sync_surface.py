@@ -75,6 +75,7 @@ NOT_BLOCKING = {
     penstock.Topic: {"close", "consumers"},
     FeedReader: {"aclose"},
     # For the other parts of the implementation, not for programs.
+    Worker: {"work"},
     penstock.Queue: {
         *("configure", "declared", "found_fields", "held_key", "lane_of", "performers"),
         *("raw_performer", "records", "server_ms", "target"),

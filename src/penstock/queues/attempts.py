@@ -85,6 +85,7 @@ def _charged(
         crashes=min(meta.crashes + crashes, MOST_ATTEMPTS),
         unbegun=unbegun,
         begun=False,
+        parked_ms=0,  # a worker knew what to do with it
         first_failed_ms=meta.first_failed_ms or trouble.at_ms,
         history=(*meta.history, trouble)[-_TOLD:],
     )

@@ -29,10 +29,15 @@ from penstock.runtime.waiting import happens_within
 if TYPE_CHECKING:
     from penstock.queues.queue import Queue
 
-__all__ = ["QueueConsumer"]
+__all__ = ["QueueConsumer", "places_of"]
 
 logger = logging.getLogger(__name__)
 quiet = RateLimitedLog(logger)
+
+
+def places_of(queue: Queue, concurrency: int | None) -> int:
+    """How many jobs of a queue a worker runs at once; `concurrency` is what the worker says."""
+    return concurrency or queue.options.concurrency or queue.client.settings.queues.concurrency
 
 
 class QueueConsumer(Service):
@@ -58,7 +63,7 @@ class QueueConsumer(Service):
         self._client, self._settings = client, settings
         self._worker_id, self._lives = worker_id, 0
         self._heartbeats = heartbeats
-        self._places = concurrency or queue.options.concurrency or settings.concurrency
+        self._places = places_of(queue, concurrency)
         self._performers = queue.performers()
         self._raw = queue.raw_performer()
         self._tracks = queue.options.status or any(
@@ -80,8 +85,14 @@ class QueueConsumer(Service):
         self._life: Life | None = None
 
     def trouble(self) -> str | None:
-        trouble = self._trouble or (self._life and self._life.foreign)
+        foreign = self._life and self._life.foreign
+        trouble = self._trouble or foreign or self._work.threads.trouble()
         return f"queue {self.queue.name}: {trouble}" if trouble and not self.ended else None
+
+    @property
+    def aside(self) -> int:
+        """Jobs over the limits of their tasks that it has set aside and that are not back yet."""
+        return self._life.limits.aside if self._life else 0
 
     @property
     def jobs(self) -> list[JobContext]:

@@ -37,8 +37,8 @@ class JobContext:
     """
 
     __slots__ = (
-        "_id", "abandoned", "attempt", "began", "begun", "claim", "cut", "hand", "interrupted",
-        "item", "max_attempts", "noted", "queue", "slot", "tracked",
+        "_id", "attempt", "began", "begun", "claim", "cut", "hand", "interrupted",
+        "item", "max_attempts", "noted", "queue", "slot", "thread", "tracked",
     )  # fmt: skip
 
     def __init__(self, hand: Hand, claim: str | bytes, item: Item) -> None:
@@ -60,8 +60,8 @@ class JobContext:
         """Why the job was told to stop."""
         self.interrupted = False
         """Whether its slot was cancelled for that, once."""
-        self.abandoned = False
-        """Whether nobody waits any more for the thread that runs it."""
+        self.thread: asyncio.Future[Any] | None = None
+        """Done when the function has returned, if its attempt ended while it ran in a thread."""
         self.slot: asyncio.Task[None] | None = None
         """What runs it now."""
 
@@ -97,7 +97,7 @@ class JobContext:
     @property
     def cancelled(self) -> bool:
         """Whether the job was told to stop: cancelled, timed out, or passed to another worker."""
-        return bool(self.cut) or self.abandoned
+        return bool(self.cut) or self.thread is not None
 
     def raise_if_cancelled(self) -> None:
         """For functions in threads, which nobody can interrupt."""

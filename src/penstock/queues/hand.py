@@ -271,6 +271,28 @@ class Hand:
     async def _give_back(self, told: Sequence[Argument]) -> int:
         return await self._scripts.give_back(keys=self.keys, worker=self.worker, jobs=told)
 
+    async def set_aside(self, jobs: Sequence[JobContext], wait_s: float) -> list[int]:
+        """Let jobs wait among those not yet due, as if they had not been taken.
+
+        Returns how many workers the queue has, then for each job 1, or 0 if it has ended and is
+        still in hand; nothing if we were given up.
+        """
+        told: list[Argument] = []
+        for job in jobs:
+            told += (job.claim, self._name_of(job), "1" if job.tracked else "")
+        wait_ms = round(wait_s * 1000)
+        reply = await self.surely(
+            "set aside",
+            lambda: self._scripts.set_aside(
+                keys=self.keys, worker=self.worker, wait_ms=wait_ms, jobs=told
+            ),
+        )
+        if isinstance(reply, int):
+            self.lose(len(jobs))
+            return []
+        self._drop(job for job, moved in zip(jobs, reply[1:], strict=True) if moved)
+        return reply
+
     async def leave(self) -> None:
         """Stop being a member; what is still in hand is for the others at once."""
         await self._scripts.leave_queue(keys=self.keys, worker=self.worker)

@@ -17,6 +17,7 @@ from penstock.queues.items import Item
 from penstock.queues.lanes import FIXED
 from penstock.queues.reaper import Reaper
 from penstock.queues.slots import Slots
+from penstock.queues.task_limits import TaskLimits
 from penstock.queues.waiters import Waiters
 from penstock.queues.work import Work
 from penstock.quiet import RateLimitedLog
@@ -25,6 +26,7 @@ from penstock.runtime.backoff import retry_delay_s
 
 if TYPE_CHECKING:
     from penstock.queues.options import Gate
+    from penstock.queues.performer import Performer
     from penstock.queues.queue import Queue
 
 __all__ = ["Life"]
@@ -41,6 +43,8 @@ _SWEEP_S, _MOST_SWEEPS = 30.0, 50
 _BLOCK_S = 1.0
 _MOST_WATCHED = 500
 _FIRST_PAUSE_S = 0.02
+_FULL_PAUSE_S = 0.25
+_MOST_ASIDE = 250
 # Enough to keep a quick function busy while answers are on their way.
 _MOST_CALLS = 4
 # The record of a job that takes less than this never says that it runs.
@@ -65,7 +69,9 @@ class Life:
         self._queue, self._hand, self._work, self._reaper = queue, hand, work, reaper
         self._client, self._settings = queue.client, queue.client.settings.queues
         self._tracks, self._stop_asked, self._note = tracks, stop_asked, note
-        self._news, self._ended, self._must_note = (asyncio.Event() for _ in range(3))
+        self._news, self._ended, self._must_note, self._surplus = (
+            asyncio.Event() for _ in range(4)
+        )
         self._hint = True
         """Whether there may be jobs to claim."""
         self._futile = False
@@ -80,13 +86,21 @@ class Life:
         # A gate is asked for each claim, one after the other.
         self._most_calls = 1 if queue.options.gate is not None else _MOST_CALLS
         self._noting: asyncio.TimerHandle | None = None
-        prefetch = self._settings.prefetch
+        # What is claimed without running would count against the limits of the queue.
+        is_limited = bool(queue.options.limit or queue.options.lane_limit)
+        ahead = 0 if is_limited else _MOST_CALLS * self._settings.prefetch
+        self.limits = TaskLimits(
+            keep=ahead,
+            keep_bytes=self._settings.prefetch_bytes,
+            most_aside=queue.plain_target.max_size,
+        )
+        self.limits.when_surplus = self._surplus.set
         self.slots = Slots(
             work,
             places=places,
-            # What is claimed ahead would count against the limit without running.
-            ahead=0 if queue.options.limit or queue.options.lane_limit else _MOST_CALLS * prefetch,
+            ahead=ahead,
             ahead_bytes=self._settings.prefetch_bytes,
+            limits=self.limits,
             when_news=self._something_ended,
             pulse=hand.pulse,
         )
@@ -97,7 +111,8 @@ class Life:
         tending = asyncio.create_task(self._tend_for_ever(), name=f"{name} tend")
         settling = asyncio.create_task(self._settle_for_ever(), name=f"{name} settle")
         noting = asyncio.create_task(self._note_for_ever(), name=f"{name} note")
-        self._beside = (tending, settling, noting)
+        setting_aside = asyncio.create_task(self._set_aside_for_ever(), name=f"{name} set aside")
+        self._beside = (tending, settling, noting, setting_aside)
         for beside in self._beside:
             beside.add_done_callback(lambda _: self._news.set())
         stopping = asyncio.create_task(self._stop_asked.wait())
@@ -130,6 +145,8 @@ class Life:
             error = self.slots.failure() or self._failure()
             if error is not None:
                 raise error
+            if self.slots.is_stuck:
+                await self._give_back(self.slots.take_back())  # others may have places for them
             if not self._supply():
                 await self._rest()
         if self._calls:
@@ -274,6 +291,33 @@ class Life:
             if self._hand.ended:
                 await self._hand.flush_ended()
                 self._news.set()
+
+    async def _set_aside_for_ever(self) -> None:
+        """Let go of claimed jobs over the limits of their tasks: see `task_limits`."""
+        while True:
+            await self._surplus.wait()
+            self._surplus.clear()
+            while (found := self.limits.next_surplus(_MOST_ASIDE)) is not None:
+                await self._set_aside(*found)
+                self._news.set()
+
+    async def _set_aside(self, performer: Performer, jobs: list[JobContext]) -> None:
+        wait_s = self.limits.wait_s(performer)
+        if wait_s is None or self._hand.draining:
+            # As many are set aside as the queue may hold: from now on they fill the queue, so that
+            # its producers notice.
+            self._paused_until = time.monotonic() + _FULL_PAUSE_S
+            await self._hand.give_back(jobs)
+        else:
+            reply = await self._hand.set_aside(jobs, wait_s)
+            if not reply:
+                return
+            self.limits.set_aside(performer, sum(reply[1:]), wait_s, reply[0])
+            for job, moved in zip(jobs, reply[1:], strict=True):
+                if not moved:
+                    self._work.passed_over(job)
+            self._something_ended()
+        await self._return_permits(self._queue.options.gate, len(jobs))
 
     def _something_ended(self) -> None:
         self._hint |= self._hand.meets_suspects  # the next one may be claimed now
@@ -429,7 +473,7 @@ class Life:
         hand = self._hand
         hand.closing = True
         await self.slots.close()
-        await hand.give_back([job for job in hand.jobs.values() if not job.abandoned])
+        await hand.give_back([job for job in hand.jobs.values() if job.thread is None])
         await hand.leave()
 
     def _failure(self) -> BaseException | None:

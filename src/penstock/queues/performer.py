@@ -15,6 +15,10 @@ __all__ = ["Performer"]
 Call = tuple[tuple[Any, ...], dict[str, Any]]
 
 
+def _fits_always(_: Item) -> str:
+    return ""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Performer:
     """What a worker needs to know of a task, or of the handler of raw jobs."""
@@ -25,6 +29,8 @@ class Performer:
     decode: Callable[[Item], Call]
     """The arguments in a job; `DecodeError` if they do not fit the function."""
     policy: RetryPolicy
+    misfit: Callable[[Item], str] = _fits_always
+    """Why the function does not take such arguments, whatever their types; '' if it does."""
     timeout_s: float | None = None
     concurrency: int | None = None
     """How many jobs may run at once in one worker, if fewer than its queue allows."""

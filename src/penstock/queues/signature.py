@@ -155,6 +155,21 @@ class Signature:
 
     # ---- receiving
 
+    def misfit(self, args: Raw | bytes, kwargs: Raw | bytes) -> str:
+        """Why the function cannot be called with so many values, or of these names; '' if it can.
+
+        A program of another version has sent them, most likely. Their types are not looked at.
+        """
+        try:
+            count, names = len(_split_array(bytes(args))), _split_object(bytes(kwargs))
+        except (msgspec.MsgspecError, ValueError, RecursionError):
+            return ""
+        try:
+            self.sent.bind(*[None] * count, **dict.fromkeys(names))
+        except TypeError as error:
+            return str(error)
+        return ""
+
     def decode(
         self, args: Raw | bytes, kwargs: Raw | bytes
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:

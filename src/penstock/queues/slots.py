@@ -10,8 +10,11 @@ from contextlib import asynccontextmanager, suppress
 
 from penstock.errors import NotOpen, ServerError
 from penstock.queues.context import JobContext, set_current
+from penstock.queues.hand import claim_number
 from penstock.queues.items import NO_META, Item
+from penstock.queues.performer import Performer
 from penstock.queues.pulse import Pulse
+from penstock.queues.task_limits import TaskLimits
 from penstock.queues.work import Work
 
 __all__ = ["Slots"]
@@ -24,6 +27,8 @@ _AHEAD_S = 0.02
 _LEARNING = 0.1
 # A job that is to run alone waits so long for others to end, and then they wait so long for it.
 _ALONE_S = 5.0
+_MOST_SURPLUS = 1_000
+"""Claimed jobs that are yet to be set aside, at which no more are claimed."""
 _TURN = 64
 """Jobs run in one go before others get the event loop, however quick they are."""
 
@@ -44,10 +49,14 @@ class Slots:
         places: int,
         ahead: int,
         ahead_bytes: int,
+        limits: TaskLimits,
         when_news: Callable[[], None],
         pulse: Pulse,
     ) -> None:
-        self.places = places
+        self.places, self.limits = places, limits
+        self._usable = places - work.threads.lost
+        """Places that no abandoned call holds."""
+        work.threads.when_changed = self._places_changed
         self.running: set[JobContext] = set()
         self.each_s = _QUICK_S
         """How long a job took of late."""
@@ -69,9 +78,17 @@ class Slots:
         """How many jobs to claim now, if `asked` may be on their way; 0 while there are enough."""
         ahead = 0
         if self.each_s < _QUICK_S and self._bytes < self._most_bytes:
-            ahead = min(self._most_ahead, int(self.places * _AHEAD_S / max(self.each_s, 1e-6)))
-        room = self.places + ahead - self._busy - len(self._buffer) - asked
-        return room if not (self._buffer or asked) or 2 * room >= self.places + ahead else 0
+            ahead = min(self._most_ahead, int(self._usable * _AHEAD_S / max(self.each_s, 1e-6)))
+        if len(self.limits.surplus) >= _MOST_SURPLUS:
+            return 0
+        size = self._usable + ahead
+        room = max(0, size - self._busy - len(self._buffer) - asked)
+        return room if not (self._buffer or asked) or 2 * room >= size else 0
+
+    @property
+    def is_stuck(self) -> bool:
+        """Whether abandoned calls hold all places, so that nothing can begin."""
+        return self._usable <= 0
 
     @property
     def is_empty(self) -> bool:
@@ -86,13 +103,15 @@ class Slots:
 
     def take_back(self) -> list[JobContext]:
         """What was put and has not been begun."""
-        left = list(self._buffer)
+        waiting = self.limits.take_back()
+        left = sorted([*waiting, *self._buffer], key=_number) if waiting else list(self._buffer)
         self._buffer.clear()
         self._bytes = 0
         return left
 
     async def close(self) -> None:
         """Cut what runs and end all slots."""
+        self._work.threads.when_changed, self._usable = None, 0  # what ends now wakes no other
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -140,6 +159,11 @@ class Slots:
     def _is_under_way(self, job: JobContext) -> bool:
         return job.slot is not None or job in self._beginning
 
+    def _places_changed(self) -> None:
+        self._usable = self.places - self._work.threads.lost
+        self._wake()
+        self._when_news()
+
     def _admit_others(self) -> None:
         self._alone = None
         self._changed.set()
@@ -147,6 +171,8 @@ class Slots:
 
     def _wake(self) -> None:
         if self._waking or not self._buffer or self._alone is not None:
+            return
+        if self._busy >= self._usable:
             return
         while self._idle:
             sleeper = self._idle.pop()
@@ -167,7 +193,7 @@ class Slots:
         performer_of, counts, turn = self._work.performer_of, self._work.counts, 0
         self._waking = False
         while True:
-            while not buffer or self._alone is not None:
+            while not buffer or self._alone is not None or self._busy >= self._usable:
                 sleeper = loop.create_future()
                 self._idle.append(sleeper)
                 await sleeper
@@ -186,7 +212,10 @@ class Slots:
             job.began = began
             try:
                 performer = performer_of(item)
-                if performer is None or not performer.quick or not _is_simple(item):
+                if performer is not None and performer.concurrency is not None:
+                    if not await self._run_limited(job, performer):
+                        continue
+                elif performer is None or not performer.quick or not _is_simple(item):
                     await self._work.run(job, performer, self)
                 else:
                     # Nothing has to be around it, so it is run on the spot.
@@ -223,6 +252,33 @@ class Slots:
             if turn >= _TURN:
                 turn = 0
                 await asyncio.sleep(0)
+
+    async def _run_limited(self, job: JobContext, performer: Performer) -> bool:
+        """Run a job of a task with a limit of its own; False if it has to wait, without a place."""
+        if not self.limits.enter(performer, job):
+            if not self._buffer:
+                self._when_news()  # there is room for others
+            return False
+        try:
+            await self._work.run(job, performer, self)
+        finally:
+            if job.thread is None:
+                self._leave(job, performer)
+            else:  # its function still runs
+                job.thread.add_done_callback(lambda _: self._leave(job, performer))
+        return True
+
+    def _leave(self, job: JobContext, performer: Performer) -> None:
+        following = self.limits.leave(performer, time.monotonic() - job.began)
+        if following is not None:
+            self._buffer.appendleft(following)
+            self._bytes += len(following.item.data)
+            self._wake()
+
+
+def _number(job: JobContext) -> int:
+    claim = job.claim
+    return claim_number(claim if isinstance(claim, bytes) else claim.encode())
 
 
 def _is_simple(item: Item) -> bool:

@@ -6,10 +6,11 @@ import resource
 import sys
 import time
 from collections.abc import Collection
+from concurrent.futures import ThreadPoolExecutor
 
 from penstock.delivery.depends import Overrides, Resolver
 from penstock.errors import ConfigError
-from penstock.queues.consumer import QueueConsumer
+from penstock.queues.consumer import QueueConsumer, places_of
 from penstock.queues.registry import QueueRegistry
 from penstock.runtime.heartbeat import WorkerLoad
 from penstock.runtime.heartbeat_thread import HeartbeatThread
@@ -41,7 +42,12 @@ class QueueStaff:
             for name, queue in registry.queues.items()
             if (queue.tasks or queue.raw_handler) and (queues is None or name in queues)
         ]
-        self._resolver = Resolver(overrides)
+        # Enough for all jobs at once: a provider that hangs holds up its own job alone.
+        self._providers = ThreadPoolExecutor(
+            1 + sum(places_of(queue, concurrency) for queue in served),
+            thread_name_prefix="penstock provider",
+        )
+        self._resolver = Resolver(overrides, executor=self._providers)
         self.consumers = [
             QueueConsumer(
                 queue,
@@ -54,7 +60,7 @@ class QueueStaff:
         ]
         self.support: list[Service] = []
         if self.consumers:
-            self.support = [_Cleaner(self._resolver)]
+            self.support = [_Cleaner(self._resolver, self._providers)]
         self._last_look = (time.monotonic(), 0)
 
     def load(self) -> WorkerLoad:
@@ -78,15 +84,16 @@ class QueueStaff:
 class _Cleaner(Service):
     """Cleans up what jobs shared, after the last of them."""
 
-    def __init__(self, resolver: Resolver) -> None:
+    def __init__(self, resolver: Resolver, providers: ThreadPoolExecutor) -> None:
         super().__init__("dependencies")
-        self._resolver = resolver
+        self._resolver, self._providers = resolver, providers
 
     async def run(self) -> None:
         try:
             await self.stop_asked.wait()
         finally:
             await self._resolver.close()
+            self._providers.shutdown(wait=False, cancel_futures=True)
 
 
 def _resident_kb() -> int:

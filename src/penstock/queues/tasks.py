@@ -193,7 +193,7 @@ class Task(TaskSender[P, R]):
 
     def performer(self) -> Performer:
         """What a worker needs to run it."""
-        decode = self.signature.decode
+        decode, misfit = self.signature.decode, self.signature.misfit
 
         def arguments(item: Item) -> Arguments:
             return decode(item.args, item.kwargs)
@@ -203,6 +203,7 @@ class Task(TaskSender[P, R]):
             function=self.function,
             is_async=self.signature.is_async,
             decode=arguments,
+            misfit=lambda item: misfit(item.args, item.kwargs),
             policy=self.retry,
             timeout_s=self.timeout_s,
             concurrency=self.concurrency,

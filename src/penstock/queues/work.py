@@ -7,9 +7,7 @@ import inspect
 import logging
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, suppress
-from contextvars import copy_context
 from dataclasses import replace
 from typing import Any, Protocol, cast
 
@@ -20,6 +18,7 @@ from penstock.delivery.failure_log import Attempt, FailureLog
 from penstock.delivery.failures import Failure
 from penstock.delivery.outcomes import handler_error
 from penstock.delivery.retries import DeathReason, GiveUp, RetryPolicy
+from penstock.delivery.threads import HandlerThreads
 from penstock.errors import DecodeError, EncodeError
 from penstock.queues.attempts import after_failure, is_exact, limit_of
 from penstock.queues.child_reports import ChildReports
@@ -72,17 +71,14 @@ class Work:
         self._codec, self._encode, self._policy = codec, codec.beginner(Any), default_policy
         self._most_result = most_result
         self._unknown_s, self._places, self._resolver = unknown_s, places, resolver
-        self._threads: ThreadPoolExecutor | None = None
+        self.threads = HandlerThreads(places, "penstock job")
         self._children: dict[Isolation, ChildPool] = {}
-        self._limits: dict[str, asyncio.Semaphore] = {}
         self._last_chance = asyncio.Lock()
 
     async def close(self) -> None:
         """Let go of threads and processes; a job that is run later gets others."""
         self._failure_log.flush()
-        threads, self._threads = self._threads, None
-        if threads is not None:
-            threads.shutdown(wait=False, cancel_futures=True)
+        self.threads.close()
         while self._children:
             await self._children.popitem()[1].close()
 
@@ -103,23 +99,16 @@ class Work:
             return
         if performer is None:
             if await self._is_noted(job):
-                await self._park(job)
+                what = f"task {job.task!r}" if job.task else "a handler of raw jobs"
+                why = f"this worker has no {what}; its jobs wait for one that has"
+                error = LookupError(f"no worker of queue {job.queue!r} has {what}")
+                await self._park(job, why, GiveUp(DeathReason.UNKNOWN), error)
             return
         job.max_attempts = limit = limit_of(item, performer.policy)
         if job.attempt > limit:
             job.attempt = limit
             await self._give_up(job, GiveUp(DeathReason.EXHAUSTED), None)
             return
-        if performer.concurrency:
-            at_once = self._limits.setdefault(
-                performer.name, asyncio.Semaphore(performer.concurrency)
-            )
-            async with at_once:
-                await self._run_once(job, performer, places)
-        else:
-            await self._run_once(job, performer, places)
-
-    async def _run_once(self, job: JobContext, performer: Performer, places: Places) -> None:
         if job.attempt < job.max_attempts or not job.item.meta.crashes:
             async with places.among_others(job):
                 await self._begin_and_perform(job, performer)
@@ -182,8 +171,8 @@ class Work:
             isolated = performer.isolation is not None
             kwargs[performer.context_parameter] = IsolatedJob.of(job) if isolated else job
         async with AsyncExitStack() as around:
-            if performer.timeout_s is not None and performer.isolation is None:
-                await around.enter_async_context(asyncio.timeout(performer.timeout_s))
+            limit = asyncio.timeout(None if performer.isolation else performer.timeout_s)
+            await around.enter_async_context(limit)
             if performer.injects:
                 made = await around.enter_async_context(self._resolver.resolve(performer.function))
                 kwargs = {**kwargs, **made}
@@ -191,15 +180,20 @@ class Work:
                 return await self._in_child(job, performer, (args, kwargs))
             if performer.is_async:
                 return await performer.function(*args, **kwargs)
-            return await self._in_thread(job, performer.function, (args, kwargs))
+            limit.reschedule(
+                None
+            )  # a thread has a clock of its own, which starts with the function
+            outcome = await self._in_thread(job, performer, (args, kwargs))
+            if not inspect.isawaitable(outcome):
+                return outcome
+            if performer.timeout_s is not None:
+                limit.reschedule(asyncio.get_running_loop().time() + performer.timeout_s)
+            return await outcome
 
-    async def _in_thread(self, job: JobContext, function: Callable[..., Any], call: Call) -> Any:
-        if self._threads is None:
-            self._threads = ThreadPoolExecutor(self._places, thread_name_prefix="penstock job")
-
+    async def _in_thread(self, job: JobContext, performer: Performer, call: Call) -> Any:
         def run() -> Any:
             try:
-                return function(*call[0], **call[1])
+                return performer.function(*call[0], **call[1])
             except StopIteration as error:
                 # No future can hold it: whoever waits for the thread would wait for ever.
                 raise RuntimeError("the function raised StopIteration") from error
@@ -207,13 +201,12 @@ class Work:
                 # Where it is awaited it would be taken for the end of the worker.
                 raise handler_error(error) from None
 
-        loop = asyncio.get_running_loop()
-        try:
-            outcome = await loop.run_in_executor(self._threads, copy_context().run, run)
-        except asyncio.CancelledError:
-            job.abandoned = True  # a thread cannot be interrupted, only told
-            raise
-        return await outcome if inspect.isawaitable(outcome) else outcome
+        def abandon(ended: asyncio.Future[Any]) -> None:
+            job.thread = ended
+
+        return await self.threads.call(
+            performer.name, run, timeout_s=performer.timeout_s, when_abandoned=abandon
+        )
 
     async def _in_child(self, job: JobContext, performer: Performer, call: Call) -> Any:
         isolation = performer.isolation or Isolation()
@@ -281,10 +274,15 @@ class Work:
         """Try again later, or give up."""
         if not await self._is_noted(job):
             return
+        undecodable = isinstance(error, DecodeError) and not _fits(job.item, performer)
+        if undecodable and (misfit := performer.misfit(job.item)):
+            why = f"{job.task} of this worker: {misfit}; its jobs wait for one whose function fits"
+            await self._park(job, why, GiveUp(DeathReason.UNDECODABLE), error)
+            return
         self.counts.failed += 1
         now_ms = job.hand.now_ms
         limit = job.max_attempts or limit_of(job.item, performer.policy)
-        if isinstance(error, DecodeError) and not _fits(job.item, performer):
+        if undecodable:
             await self._give_up(job, GiveUp(DeathReason.UNDECODABLE), error)
             return
         policy = performer.policy
@@ -342,27 +340,21 @@ class Work:
             return write_item(item, meta, self._codec)
         return await off_loop(write_item, item, meta, self._codec)
 
-    async def _park(self, job: JobContext) -> None:
-        """Let a job wait for a worker that knows what to do with it."""
+    async def _park(self, job: JobContext, why: str, verdict: GiveUp, error: Exception) -> None:
+        """Let a job wait for a worker that knows what to do with it: one of another version."""
         meta, now_ms = job.item.meta, job.hand.now_ms
-        what = f"task {job.task!r}" if job.task else "a handler of raw jobs"
         waited_s = (now_ms - meta.parked_ms) / 1000 if meta.parked_ms else 0.0
         if waited_s >= self._unknown_s:
             job.attempt = meta.attempts
-            error = LookupError(f"no worker of queue {job.queue!r} has {what}")
-            await self._give_up(job, GiveUp(DeathReason.UNKNOWN), error)
+            await self._give_up(job, verdict, error)
             return
-        quiet.warning(
-            f"unknown {job.queue} {job.task}",
-            "queue %s: this worker has no %s; its jobs wait for one that has",
-            job.queue,
-            what,
-        )
+        quiet.warning(f"parked {job.queue} {job.task}", "queue %s: %s", job.queue, why)
         parked = msgspec.structs.replace(meta, id=job.id, parked_ms=meta.parked_ms or now_ms)
         # With old and new workers side by side the next to take it may be an old one again.
         wait_s = min(_PARK_LONGEST_S, max(_PARK_FIRST_S, waited_s / 4))
         item = await self._rewritten(job.item, parked)
-        await job.hand.retry(job, item, wait_s, (), counted_as="parked")
+        fields = ("error", _text(why), "error_type", type(error).__name__)
+        await job.hand.retry(job, item, wait_s, fields, counted_as="parked")
 
 
 async def _forget_interruption() -> None:

@@ -183,6 +183,16 @@ class QueueScripts(ScriptCaller):
             (worker, keys.records, keys.indexes, keys.runnings, *jobs),
         )
 
+    async def set_aside(
+        self, *, keys: QueueKeyring, worker: str, wait_ms: int, jobs: Sequence[Argument]
+    ) -> list[int] | int:
+        """Let jobs wait without a claim: live workers, then for each 1, or 0 if it has ended."""
+        return await self.run(
+            "set_aside",
+            (*self._in_hand(keys, worker), keys.delayed, keys.delayed_bodies, keys.counters),
+            (worker, keys.records, keys.indexes, keys.runnings, wait_ms, *jobs),
+        )
+
     async def join_queue(self, *, keys: QueueKeyring, worker: str) -> int:
         """Become a live worker: the server's ms."""
         return await self.run("join_queue", (keys.workers,), (worker,))

@@ -75,6 +75,11 @@ class Worker:
         self._last_resort: LastResort | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
 
+    @property
+    def work(self) -> tuple[Service, ...]:
+        """The services that drain when it stops."""
+        return self._work
+
     def run_forever(self) -> int:
         """Run as the purpose of this process, on an event loop of its own; the exit code.
 

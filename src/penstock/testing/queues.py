@@ -23,6 +23,7 @@ import msgspec
 
 from penstock.app import Penstock
 from penstock.errors import ServerError
+from penstock.queues.consumer import QueueConsumer
 from penstock.queues.items import read_item
 from penstock.queues.queue import Queue
 from penstock.queues.tasks import Task
@@ -81,7 +82,8 @@ async def run_until_idle(app: Penstock, timeout_s: float = 10.0, *, window_s: fl
     worker = app.worker(queues=queues)
     running = asyncio.create_task(worker.run(), name="worker of the test")
     try:
-        after = await _idle(app, queues, running, timeout_s, window_s)
+        consumers = [one for one in worker.work if isinstance(one, QueueConsumer)]
+        after = await _idle(app, queues, consumers, running, timeout_s, window_s)
     finally:
         await worker.stop()
         await asyncio.wait([running])
@@ -100,6 +102,7 @@ async def run_until_idle(app: Penstock, timeout_s: float = 10.0, *, window_s: fl
 async def _idle(
     app: Penstock,
     queues: Sequence[str],
+    consumers: Sequence[QueueConsumer],
     running: asyncio.Task[int],
     timeout_s: float,
     window_s: float,
@@ -108,7 +111,8 @@ async def _idle(
     while True:
         now = await _look(app, queues, window_s, deadline)
         # Twice the same: a job may send another to a queue that was looked at before.
-        if all(one.idle for one in now) and now == last:
+        aside = sum(consumer.aside for consumer in consumers)  # over the limits of their tasks
+        if all(one.idle for one in now) and now == last and not aside:
             return now
         if running.done():
             return now

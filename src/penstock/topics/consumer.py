@@ -11,6 +11,7 @@ from typing import Any, Protocol
 
 from penstock.clock import SYSTEM_CLOCK
 from penstock.delivery.looking import is_wrong_type
+from penstock.delivery.threads import HandlerThreads
 from penstock.errors import OutOfMemory, PenstockError, ServerError, TopicError
 from penstock.quiet import RateLimitedLog
 from penstock.redis.client import Client
@@ -115,6 +116,7 @@ class Consumer(Service):
         self._reading: list[asyncio.Task[None]] = []
         self._serving: dict[Held, asyncio.Task[None]] = {}
         self._task: asyncio.Task[Any] | None = None
+        self._threads: HandlerThreads | None = None
         self._ending = False
 
     def trouble(self) -> str | None:
@@ -140,7 +142,8 @@ class Consumer(Service):
                 return f"consumer {self.name}: {held}: {held.trouble}"
             if held.strayed.is_set():
                 return f"consumer {self.name}: {held}: looks for messages that did not arrive"
-        return self._trouble and f"consumer {self.name}: {self._trouble}"
+        trouble = self._trouble or (self._threads and self._threads.trouble())
+        return trouble and f"consumer {self.name}: {trouble}"
 
     @property
     def partitions(self) -> list[int]:
@@ -163,7 +166,7 @@ class Consumer(Service):
         try:
             async with asyncio.TaskGroup() as group:
                 self._group, self._pace = group, pace
-                self._work = work
+                self._work, self._threads = work, work.threads
                 helpers = [group.create_task(self._tidy_for_ever(), name=f"{self.name} tidy")]
                 if self.subscription.ordering == "partition":
                     self._runner: Runner = SerialRunner(work, pace)

@@ -110,7 +110,7 @@ class Held:
         self._wake = asyncio.Event()
         self.wake = self._wake.set
         self._renewed = asyncio.Event()
-        self._closed = asyncio.Event()
+        self.closed = asyncio.Event()  # when nothing more is to be begun
 
     def __repr__(self) -> str:
         return f"<Held {self.source.topic}/{self.source.partition} epoch {self.epoch}>"
@@ -181,7 +181,7 @@ class Held:
     def close(self) -> None:
         """Begin nothing more; what is under way may end."""
         self.closing = True
-        self._closed.set()
+        self.closed.set()
         self.arrived.set()
         self.retries_changed.set()
         self._renewed.set()
@@ -215,7 +215,7 @@ class Held:
         if not self.closing and seconds > 0:
             with suppress(TimeoutError):
                 async with asyncio.timeout(seconds):
-                    await self._closed.wait()
+                    await self.closed.wait()
         return not self.closing
 
     def retry_in(self, id_: bytes, seconds: float) -> None:

@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Callable
 
 from penstock.delivery.outcomes import forget_cancellation
+from penstock.delivery.threads import HandlerThreads
 from penstock.topics.held import Held, Item, entry_id
 from penstock.topics.message import BARRIER, KEY, PAYLOAD, Fields, Message, field_of, is_marker
 from penstock.topics.pace import Pace
@@ -58,6 +59,9 @@ class KeyedRunner:
         self._handled, self._since = 0, time.monotonic()
         self.slots = work.subscription.concurrency or DEFAULT_CONCURRENCY
         self._running: list[Line | None] = [None] * self.slots
+        self._busy = 0
+        if work.threads is not None:
+            work.threads.when_changed = self._wake
 
     async def run(self, held: Held) -> None:
         """Feed the lines from a partition until it closes and what was begun has ended."""
@@ -148,7 +152,10 @@ class KeyedRunner:
     def _put_back(self, number: int) -> None:
         """Let the line of an interrupted slot begin again, with one attempt more counted."""
         line, self._running[number] = self._running[number], None
-        if line is None or line.held not in self._lines:
+        if line is None:
+            return
+        self._busy -= 1
+        if line.held not in self._lines:
             return
         if line is self._next_suspect:
             self._call_next_suspect()
@@ -159,18 +166,20 @@ class KeyedRunner:
         self._wake()
 
     async def _run_lines(self, number: int) -> None:
-        ready, running = self._ready, self._running
+        ready, running, threads = self._ready, self._running, self._work.threads
         while True:
-            while not ready:
+            while not ready or (threads is not None and not self._has_place(threads)):
                 await self._rest()
             line = ready.popleft()
             if line.held.suspects and self._waits_for_turn(line):
                 continue
             running[number] = line
+            self._busy += 1
             if not self._handled:
                 self._since = time.monotonic()
             wait_s = await self._first_of(line)
             running[number] = None
+            self._busy -= 1
             if line is self._next_suspect:
                 self._call_next_suspect()  # its partition closed before it had its turn
             if line.held.lost:
@@ -183,6 +192,19 @@ class KeyedRunner:
                 self._waiting[line] = self._loop.call_later(wait_s, self._due, line)
                 if line.held.closing:
                     self._due(line)
+
+    def _has_place(self, threads: HandlerThreads) -> bool:
+        """Whether the first line may begin: abandoned calls hold their places.
+
+        Lines of a partition that closes need none, since nothing of them begins: they come first.
+        """
+        if self._busy + threads.lost < self.slots:
+            return True
+        closing = next((line for line in self._ready if line.held.closing), None)
+        if closing is not None:
+            self._ready.remove(closing)
+            self._ready.appendleft(closing)
+        return closing is not None
 
     async def _rest(self) -> None:
         if len(self._idle) == self.slots - 1:

@@ -7,6 +7,7 @@ import inspect
 import time
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager, nullcontext
+from functools import partial
 from typing import Any
 
 from penstock.delivery.outcomes import handler_error
@@ -19,6 +20,9 @@ from penstock.topics.work import PLAIN_FIELDS, Work
 
 __all__ = ["SerialRunner"]
 
+_NOT_BEGUN = -1.0
+"""In place of the seconds until the next attempt: the partition closed before this one began."""
+
 
 class SerialRunner:
     """Handles the messages of each partition one after the other; partitions run side by side."""
@@ -28,7 +32,6 @@ class SerialRunner:
         places = work.subscription.concurrency
         self._places = asyncio.Semaphore(places) if places else None
         self._in_order = work.subscription.keeps_retries_in_order
-        self._loop = asyncio.get_running_loop()
         self._chunks: dict[Held, list[Item]] = {}
         self._run_chunk = self._choose()
 
@@ -100,30 +103,39 @@ class SerialRunner:
         else:
             held.done(message.entry_id)
 
-    async def _special(self, held: Held, item: Item) -> None:
+    async def _special(self, held: Held, item: Item) -> bool:
+        """Handle what is not a plain first delivery; False if the partition closed before that."""
         if isinstance(item, Message) and item.entry_id in held.waits:
             await self._again(held, item, held.waits.pop(item.entry_id), first=True)
-            return
+            return True
         wait_s = await self._in_turn(held, item)
-        if wait_s is not None:
+        if wait_s is not None and wait_s != _NOT_BEGUN:
             message = item if isinstance(item, Message) else Message(held.source, *item)
             await self._again(held, message, wait_s)
+        return wait_s != _NOT_BEGUN
 
     async def _in_turn(self, held: Held, item: Item) -> float | None:
         """Handle what is not a plain first delivery; a suspect waits for its turn."""
         if not isinstance(item, Message) or item.entry_id not in held.suspects:
-            return await self._work.special(held, item)
+            async with self._thread(held) as is_free:
+                return await self._work.special(held, item) if is_free else _NOT_BEGUN
         end_turn = await self._work.turns.take()
         try:
-            return await self._work.in_turn(held, item)
+            async with self._thread(held) as is_free:
+                return await self._work.in_turn(held, item) if is_free else _NOT_BEGUN
         finally:
             end_turn()
+
+    def _thread(self, held: Held) -> AbstractAsyncContextManager[bool]:
+        """A place for one call, taken before that is counted; False if the partition closes."""
+        threads = self._work.threads
+        return nullcontext(True) if threads is None else threads.place(held.closed)
 
     async def _again(
         self, held: Held, message: Message, wait_s: float | None, *, first: bool = False
     ) -> None:
         """Let a failed message come back: by the retry loop, or here, so that nothing overtakes."""
-        while wait_s is not None:
+        while wait_s is not None and wait_s != _NOT_BEGUN:
             if not self._in_order and not first:
                 held.retry_in(message.entry_id, wait_s)
                 return
@@ -138,7 +150,7 @@ class SerialRunner:
 
     async def _in_a_thread(self, held: Held, chunk: list[Item]) -> int:
         """As `_one_by_one` for a handler that blocks: one hop for as many as the pace allows."""
-        place = 0
+        place, threads = 0, self._work.threads
         while place < len(chunk):
             if held.closing or (
                 time.monotonic() >= held.deadline and not await held.until_certain()
@@ -150,13 +162,18 @@ class SerialRunner:
                     chunk[place : place + self._pace.hop], self._work.plain_fields
                 )
             ]
-            if not run or self._work.subscription.timeout_s is not None:
-                await self._special(held, chunk[place])
+            if not run or threads is None or self._work.subscription.timeout_s is not None:
+                if not await self._special(held, chunk[place]):
+                    return place
                 place += 1
                 continue
-            began = time.monotonic()
-            outcomes = await self._loop.run_in_executor(self._work.threads, self._hop, held, run)
-            self._pace.note_hop(len(outcomes), time.monotonic() - began)
+            async with threads.place(held.closed) as is_free:
+                if not is_free:
+                    return place
+                began = time.monotonic()
+                hop = partial(self._hop, held, run)
+                outcomes = await threads.call(self._work.handler.name, hop)
+                self._pace.note_hop(len(outcomes), time.monotonic() - began)
             for message, outcome in zip(run, outcomes, strict=False):
                 await self._ended(held, message, await _awaited(outcome))
             place += len(outcomes)
@@ -190,11 +207,13 @@ class SerialRunner:
                 return place
             run = _plain_items(chunk[place : place + most], PLAIN_FIELDS)
             if run:
-                await self._one_batch(held, await self._counted(held, run))
+                if not await self._one_batch(held, run):
+                    return place
                 place += len(run)
             else:
                 # What was delivered before comes alone: perhaps it is what crashed its batch.
-                await self._special(held, chunk[place])
+                if not await self._special(held, chunk[place]):
+                    return place
                 place += 1
         return place
 
@@ -209,9 +228,40 @@ class SerialRunner:
                 held.done(id_)  # trimmed away, or settled by somebody else
         return [item for item in run if item[0] in may_begin]
 
-    async def _one_batch(self, held: Held, run: list[Any]) -> None:
+    async def _one_batch(self, held: Held, run: list[Any]) -> bool:
+        """Handle a batch; False if the partition closed before it began."""
+        unreadable: dict[Message, DecodeError] = {}
+        async with self._thread(held) as is_free:
+            if not is_free:
+                return False
+            run = await self._counted(held, run)
+            messages, outcome = await self._call_batch(held, run)
+            if isinstance(outcome, DecodeError):
+                unreadable = {
+                    one: error for one in messages if (error := _fault_in(one)) is not None
+                }
+            if unreadable:  # the handler never got to see the batch: the others are still to come
+                run = [[one.entry_id, one.fields] for one in messages if one not in unreadable]
+                messages, outcome = await self._call_batch(held, run)
+        for message, error in unreadable.items():
+            await self._ended(held, message, error)
+        if outcome is None:
+            held.finished += [item[0] for item in run]
+            held.wake()
+            return True
+        failures = failures_in(outcome, messages)
+        traces = {id(error): error.__traceback__ for error in failures.values()}
+        for message in messages:
+            error = failures.get(message)
+            if error is not None:
+                error.__traceback__ = traces[id(error)]  # the message before it took it off
+            await self._ended(held, message, error)
+        return True
+
+    async def _call_batch(self, held: Held, run: list[Any]) -> tuple[list[Message], object]:
+        """How the handler ended, and its messages if it did not simply succeed."""
         if not run:
-            return
+            return [], None
         work, decode = self._work, held.source.decode
         messages: list[Message] = []
         try:
@@ -222,31 +272,9 @@ class SerialRunner:
                 outcome = await work.invoke(messages)
         except BaseException as error:  # noqa: BLE001  it becomes a recorded outcome
             outcome = work.error_of(held, [item[0] for item in run], error)
-        if outcome is None:
-            held.finished += [item[0] for item in run]
-            held.wake()
-            return
-        messages = messages or [Message(held.source, *item) for item in run]
-        await self._batch_ended(held, messages, outcome)
-
-    async def _batch_ended(self, held: Held, messages: list[Message], outcome: object) -> None:
-        """See to each message of a batch that did not simply succeed."""
-        if isinstance(outcome, DecodeError):
-            unreadable = {one: error for one in messages if (error := _fault_in(one)) is not None}
-            if unreadable:  # the handler never got to see the batch: the others are still to come
-                for message, error in unreadable.items():
-                    await self._ended(held, message, error)
-                rest = [[one.entry_id, one.fields] for one in messages if one not in unreadable]
-                if rest:
-                    await self._one_batch(held, rest)
-                return
-        failures = failures_in(outcome, messages)
-        traces = {id(error): error.__traceback__ for error in failures.values()}
-        for message in messages:
-            error = failures.get(message)
-            if error is not None:
-                error.__traceback__ = traces[id(error)]  # the message before it took it off
-            await self._ended(held, message, error)
+        if outcome is not None and not messages:
+            messages = [Message(held.source, *item) for item in run]
+        return messages, outcome
 
 
 def _plain_items(items: list[Item], most_fields: int) -> list[Any]:

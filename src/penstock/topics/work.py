@@ -6,8 +6,8 @@ import asyncio
 import inspect
 import logging
 from collections.abc import Awaitable, Callable, Iterable
-from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from functools import partial
+from typing import Any, cast
 
 from penstock.clock import SYSTEM_CLOCK
 from penstock.delivery.failure_log import Attempt, FailureLog
@@ -15,6 +15,7 @@ from penstock.delivery.failures import Failure
 from penstock.delivery.outcomes import forget_cancellation, handler_error
 from penstock.delivery.retries import DeathReason, GiveUp, RetryIn
 from penstock.delivery.stored import whole_number
+from penstock.delivery.threads import HandlerThreads
 from penstock.errors import DecodeError, PenstockError
 from penstock.quiet import RateLimitedLog
 from penstock.redis.client import Client
@@ -66,13 +67,12 @@ class Work:
         self.handler, self.subscription, self.counts = handler, subscription, counts
         self.policy = subscription.retry
         self._barriers = barriers
-        self.threads: ThreadPoolExecutor | None = None
+        self.threads: HandlerThreads | None = None
+        """Where a plain function runs; who calls `invoke` has one of its places."""
         if not handler.is_async:
-            self.threads = ThreadPoolExecutor(
-                subscription.concurrency or DEFAULT_CONCURRENCY,
-                thread_name_prefix=f"penstock {handler.name}",
-            )
-        self.invoke: Callable[[Any], Awaitable[Any]] = self._limited(self._in_loop())
+            places = subscription.concurrency or DEFAULT_CONCURRENCY
+            self.threads = HandlerThreads(places, f"penstock {handler.name}")
+        self.invoke: Callable[[Any], Awaitable[Any]] = self._limited(self.threads)
         """Runs the handler on a message (a list of them for a batch)."""
         self.counts_starts = subscription.counts_starts
         self.plain_fields = 0 if self.counts_starts else PLAIN_FIELDS
@@ -95,7 +95,7 @@ class Work:
     def close(self) -> None:
         self._failure_log.flush()
         if self.threads is not None:
-            self.threads.shutdown(wait=False, cancel_futures=True)
+            self.threads.close()
 
     # ---- from delivery to handler
 
@@ -344,17 +344,6 @@ class Work:
             message.body = await held.surely("fetch", lambda: fetch_body(self._client, message))
             await message.unpack_aside()
 
-    def _in_loop(self) -> Callable[[Any], Awaitable[Any]]:
-        if self.threads is None:
-            return self.handler.invoke
-
-        async def in_thread(message: Any) -> Any:
-            loop = asyncio.get_running_loop()
-            outcome = await loop.run_in_executor(self.threads, self._call, message)
-            return await outcome if inspect.isawaitable(outcome) else outcome
-
-        return in_thread
-
     def _call(self, message: Any) -> Any:
         """Runs in a thread."""
         try:
@@ -380,16 +369,25 @@ class Work:
                 asyncio.run_coroutine_threadsafe(self.ended_late(held, place[1]), self._loop)
         return outcome
 
-    def _limited(self, invoke: Callable[[Any], Awaitable[Any]]) -> Callable[[Any], Awaitable[Any]]:
-        timeout_s = self.subscription.timeout_s
-        if timeout_s is None:
+    def _limited(self, threads: HandlerThreads | None) -> Callable[[Any], Awaitable[Any]]:
+        """How the handler is called, within its time if that is limited."""
+        timeout_s, invoke = self.subscription.timeout_s, self.handler.invoke
+        if threads is None and timeout_s is None:
             return invoke
 
-        async def limited(message: Any) -> Any:
+        async def in_loop(message: Any) -> Any:
             async with asyncio.timeout(timeout_s):
                 return await invoke(message)
 
-        return limited
+        async def in_thread(message: Any) -> Any:
+            call, name = partial(self._call, message), self.handler.name
+            outcome = await cast("HandlerThreads", threads).call(name, call, timeout_s=timeout_s)
+            if not inspect.isawaitable(outcome):
+                return outcome
+            async with asyncio.timeout(timeout_s):
+                return await outcome
+
+        return in_loop if threads is None else in_thread
 
 
 def _is_undecodable(message: Message) -> bool:

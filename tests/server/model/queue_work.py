@@ -315,12 +315,26 @@ class QueueWork(RuleBasedStateMachine):
         self.truth.counts["dead"] += 1
 
     @precondition(lambda self: self.truth.live)
-    @rule(which=number, count=st.integers(1, 3))
-    def give_back(self, which: int, count: int) -> None:
+    @rule(which=number, count=st.integers(1, 3), aside=st.booleans())
+    def let_go(self, which: int, count: int, aside: bool) -> None:
+        """Give jobs back; or, if they are over the limit of their task, set them aside."""
         worker = self._live(which)
         jobs = self.truth.held_by(worker)[-count:]
+        if aside and jobs:
+            self._set_aside(worker, jobs)
+            return
         self.do(self.hands[worker].give_back([self._context(job) for job in jobs]))
         self.truth.to_front(jobs)
+
+    def _set_aside(self, worker: str, jobs: list[Known]) -> None:
+        """Those that were cancelled stay in hand."""
+        reply = self.do(self.hands[worker].set_aside([self._context(job) for job in jobs], FAR_S))
+        waits = [job for job in jobs if job.status not in FINAL]
+        assert reply == [len(self.truth.live), *(int(job in waits) for job in jobs)]
+        for job in waits:
+            job.place, job.in_front, job.worker, job.claim = "delayed", True, "", ""
+            job.turn("queued")
+        self.truth.counts["set_aside"] += len(waits)
 
     # ---- inside
 

@@ -233,6 +233,9 @@ QUEUES = Engine(
         "give_back": [
             call("give_back", **HAND, jobs=["1", "j12", "", "2:a", "j13", job(13)]),
         ],
+        "set_aside": [
+            call("set_aside", **HAND, wait_ms=1000, jobs=["1", "j12", "1", "2:a", "j13", ""]),
+        ],
         "reap_claims": [
             with_unique(
                 "reap_claims",

@@ -1,0 +1,59 @@
+-- set_aside: let jobs in hand wait until their task may have a place for them, not charged.
+--
+-- They come back to the front of their lanes, in the order in which they were set aside. Moments are
+-- rounded up, so that workers that wait for them wake up seldom.
+--
+-- Flags: allow-oom  a full server must drain
+--
+-- KEYS[1]  ZSET  live workers of the queue
+-- KEYS[2]  HASH  the worker's claims
+-- KEYS[3]  LIST  the queue's plain list; those of its lanes are named after it
+-- KEYS[4]  LIST  the ring of fair lanes
+-- KEYS[5]  ZSET  parked lanes
+-- KEYS[6]  ZSET  ids of jobs not yet due
+-- KEYS[7]  HASH  jobs not yet due
+-- KEYS[8]  HASH  counters
+-- ARGV[1]  str   worker
+-- ARGV[2]  str   beginning of the names of records
+-- ARGV[3]  str   beginning of the names of the indexes by state
+-- ARGV[4]  str   beginning of the names of the sets of running jobs by lane
+-- ARGV[5]  int   ms to wait
+-- ARGV[6..]  str  for each job, 500 at most, its claim; its id; '1' if it has a record
+--
+-- Returns  list  how many workers are alive; then for each job 1, or 0 if its record says that it
+--                has ended (cancelled, perhaps): it stays in hand
+--          int   -1  the worker was given up as dead; nothing was done
+
+redis.call('HDEL', KEYS[2], '')
+if not redis.call('ZSCORE', KEYS[1], ARGV[1]) then return -1 end
+-- Include: time
+-- Include: records
+-- Include: lanes
+local fault = fault_in_indexes(ARGV[3])
+if fault then return fault end
+local ROUND_MS = 50
+local due = math.ceil((now + ARGV[5]) / ROUND_MS) * ROUND_MS
+local answer, moved = {redis.call('ZCARD', KEYS[1])}, 0
+-- Those of one moment come back in the order of this count: thousandths are as exact as a score is.
+local before = tonumber(redis.call('HGET', KEYS[8], 'set_aside')) or 0
+for place = 6, #ARGV, 3 do
+  local claim, id, has_record = unpack(ARGV, place, place + 2)
+  local status = has_record ~= '' and status_in(ARGV[2] .. id)
+  local item = redis.call('HGET', KEYS[2], claim)
+  local has_ended = item and status and not LEGAL[status]
+  answer[#answer + 1] = has_ended and 0 or 1
+  if item and not has_ended then
+    local member = id
+    if redis.call('HEXISTS', KEYS[7], member) == 1 then  -- other programs may give two jobs one id
+      member = member .. ' ' .. ARGV[1] .. ' ' .. claim
+    end
+    redis.call('ZADD', KEYS[6], string.format('%.3f', due + (before + moved) % 1000 / 1000), member)
+    redis.call('HSET', KEYS[7], member, 'f' .. lane_in(claim) .. '\n' .. item)
+    redis.call('HDEL', KEYS[2], claim)
+    free(ARGV[4], KEYS[4], KEYS[5], KEYS[3], ARGV[1], claim)
+    if status then turn(ARGV[2] .. id, ARGV[3], id, 'queued', now) end
+    moved = moved + 1
+  end
+end
+if moved > 0 then redis.pcall('HINCRBY', KEYS[8], 'set_aside', moved) end
+return answer

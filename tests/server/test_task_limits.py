@@ -1,0 +1,246 @@
+"""Tasks with `concurrency=`: jobs over the limit hold no place, and hold up nothing else."""
+
+import asyncio
+import collections
+import threading
+
+import pytest
+from tests.workplace import counters, in_hand, letters, record, stored
+
+from penstock import Fixed, RetryPolicy, current_job
+from penstock.queues.options import Admission
+from penstock.testing.eventually import eventually
+from penstock.testing.queues import run_until_idle
+
+
+class Hall:
+    """Jobs that stay until they are let out, and how many there were at once."""
+
+    def __init__(self):
+        self.inside, self.most, self.ended = 0, 0, []
+        self.doors = asyncio.Event()
+
+    async def visit(self, number):
+        self.inside += 1
+        self.most = max(self.most, self.inside)
+        await self.doors.wait()
+        self.inside -= 1
+        self.ended.append((number, current_job().attempt))
+
+
+def hall_task(app, hall, limit=1, **options):
+    @app.task(queue="mail", name="heavy", concurrency=limit, **options)
+    async def heavy(number: int) -> None:
+        await hall.visit(number)
+
+    return heavy
+
+
+def quick_task(app, ran):
+    @app.task(queue="mail", name="quick")
+    async def quick(number: int) -> None:
+        ran.append(number)
+
+    return quick
+
+
+async def few_in_hand(queue, most):
+    return await in_hand(queue) <= most
+
+
+async def test_quick_jobs_behind_thousands_of_a_limited_task_run_at_once(workplace):
+    app, hall, ran = await workplace.open(max_size=0), Hall(), []
+    heavy, quick = hall_task(app, hall), quick_task(app, ran)
+    await heavy.send_many([(number,) for number in range(10_000)])
+    await quick.send_many([(number,) for number in range(20)])
+    await workplace.start(app, concurrency=8)
+    await eventually(lambda: len(ran) == 20, within_s=20)
+    assert (hall.inside, hall.most) == (1, 1)
+    await eventually(lambda: few_in_hand(heavy.queue, 1), within_s=20)
+    # They come back bit by bit; what that costs does not grow with their number.
+    before = (await counters(heavy.queue))["set_aside"]
+    await asyncio.sleep(1)
+    after = (await counters(heavy.queue))["set_aside"]
+    assert after - before <= 1_500
+    assert hall.most == 1
+    assert await letters(heavy.queue) == []
+
+
+async def test_all_jobs_of_a_limited_task_run_once_and_uncharged(workplace):
+    apps = [await workplace.open(), await workplace.open()]
+    halls, ran = [Hall(), Hall()], []
+    heavy, _ = [hall_task(app, hall, 2) for app, hall in zip(apps, halls, strict=True)]
+    for app in apps:
+        quick_task(app, ran)
+    await heavy.send_many([(number,) for number in range(60)])
+    for app in apps:
+        await workplace.start(app, concurrency=6)
+    await eventually(lambda: [hall.inside for hall in halls] == [2, 2])
+    await apps[0].send("quick", (1,), queue="mail")
+    await eventually(lambda: ran == [1])
+    for hall in halls:
+        hall.doors.set()
+    await eventually(lambda: sum(len(hall.ended) for hall in halls) == 60, within_s=20)
+    assert sorted(halls[0].ended + halls[1].ended) == [(number, 1) for number in range(60)]
+    assert max(hall.most for hall in halls) == 2
+    await eventually(lambda: few_in_hand(heavy.queue, 0))
+
+
+async def test_jobs_come_back_in_their_order_and_to_their_lanes(workplace):
+    app, hall = await workplace.open(), Hall()
+    heavy = hall_task(app, hall)
+    await heavy.send(0)
+    worker = await workplace.start(app, concurrency=4)
+    await eventually(lambda: hall.inside == 1)
+    for number in range(1, 9):
+        await heavy.with_options(group="ann").send(number)
+    bodies = heavy.queue.keyring.delayed_bodies
+
+    async def all_aside():
+        return await app.redis.call("HLEN", bodies) == 8
+
+    await eventually(all_aside)
+    heads = {body.partition(b"\n")[0] for body in await app.redis.call("HVALS", bodies)}
+    assert heads == {b"fann"}
+    hall.doors.set()
+    await eventually(lambda: len(hall.ended) == 9)
+    assert [number for number, _ in hall.ended] == list(range(9))
+    assert worker.readiness().ready
+
+
+async def test_a_job_that_was_set_aside_can_be_cancelled(workplace):
+    app, hall = await workplace.open(), Hall()
+    heavy = hall_task(app, hall, status=True)
+    await heavy.send(0)
+    await workplace.start(app, concurrency=4)
+    await eventually(lambda: hall.inside == 1)
+    jobs = [await heavy.send(number) for number in (1, 2, 3)]
+    await eventually(lambda: few_in_hand(heavy.queue, 1))
+    said = await record(heavy.queue, jobs[0].id)
+    assert said["status"] == "queued"
+    assert await jobs[0].cancel()
+    hall.doors.set()
+    for job in jobs[1:]:
+        await job.wait(timeout=5)
+    assert (await jobs[0].status()).status == "cancelled"
+    assert sorted(number for number, _ in hall.ended) == [0, 2, 3]
+
+
+async def test_a_worker_that_stops_leaves_no_job_of_a_limited_task_behind(workplace):
+    app, hall = await workplace.open(), Hall()
+    heavy = hall_task(app, hall, 2)
+    await heavy.send_many([(number,) for number in range(30)])
+    worker = await workplace.start(app, concurrency=8)
+    await eventually(lambda: hall.inside == 2)
+    stopping = asyncio.create_task(workplace.stop(worker))
+    await eventually(lambda: "stopping" in str(worker.readiness()))
+    hall.doors.set()
+    assert await stopping == 0
+    assert await in_hand(heavy.queue) == 0
+    kept = len(await stored(heavy.queue)) + await app.redis.call(
+        "ZCARD", heavy.queue.keyring.delayed
+    )
+    assert kept + len(hall.ended) == 30
+
+
+async def test_an_abandoned_thread_counts_against_the_limit_of_its_task(workplace):
+    app, release, now, most = await workplace.open(), threading.Event(), [], []
+
+    @app.task(queue="mail", concurrency=1, timeout=0.1, retry=RetryPolicy(2, Fixed(0.01)))
+    def heavy() -> None:
+        now.append(1)
+        most.append(len(now))
+        release.wait(30)
+        now.pop()
+
+    await heavy.send()
+    worker = await workplace.start(app, concurrency=4)
+    await eventually(lambda: "1 of 4 places" in str(worker.readiness()))
+    await heavy.send()
+
+    async def set_aside():
+        return (await counters(heavy.queue)).get("set_aside", 0) > 2
+
+    await eventually(set_aside)
+    release.set()
+    await eventually(lambda: len(most) >= 3)
+    assert max(most) == 1
+
+
+async def test_a_full_queue_is_noticed_although_jobs_are_set_aside(workplace):
+    """What is set aside is bounded by the size of the queue; what is beyond fills the queue."""
+    app, hall = await workplace.open(max_size=50), Hall()
+    heavy = hall_task(app, hall)
+    await heavy.send(0)
+    await workplace.start(app, concurrency=4)
+    await eventually(lambda: hall.inside == 1)
+    sent = 1
+    for _ in range(400):
+        result = await app.add_to_queue_safe(
+            "mail", {"task": "heavy", "args": [sent], "id": f"j{sent}"}
+        )
+        if not result.success:
+            break
+        sent += 1
+    assert not result.success
+    assert sent < 200
+    hall.doors.set()
+    await eventually(lambda: len(hall.ended) == sent, within_s=20)
+
+
+class Gate:
+    """Lets everything through, and counts."""
+
+    def __init__(self):
+        self.granted = 0
+
+    async def admit(self, queue, wanted):
+        self.granted += wanted
+        return Admission(wanted)
+
+    async def give_back(self, queue, count):
+        self.granted -= count
+
+
+async def test_permits_of_a_gate_are_not_used_by_jobs_that_are_set_aside(workplace):
+    app, hall, gate = await workplace.open(), Hall(), Gate()
+    app.queue("mail", gate=gate)
+    heavy = hall_task(app, hall)
+    await heavy.send_many([(number,) for number in range(20)])
+    worker = await workplace.start(app, concurrency=4)
+    await eventually(lambda: few_in_hand(heavy.queue, 1))
+    hall.doors.set()
+    await eventually(lambda: len(hall.ended) == 20, within_s=20)
+    await workplace.stop(worker)
+    assert gate.granted == 20
+
+
+async def test_a_run_until_idle_waits_for_what_was_set_aside(workplace):
+    app, ran = await workplace.open(), collections.Counter()
+
+    @app.task(queue="mail", concurrency=1)
+    async def heavy(number: int) -> None:
+        await asyncio.sleep(0.005)
+        ran[number] += 1
+
+    await heavy.send_many([(number,) for number in range(30)])
+    told = await run_until_idle(app)
+    assert told.done == 30
+    assert ran == collections.Counter(range(30))
+
+
+@pytest.mark.parametrize("limit", [1, 3])
+async def test_a_raw_handler_with_a_limit_keeps_it(workplace, limit):
+    app, hall = await workplace.open(), Hall()
+
+    @app.queue("mail").handler(concurrency=limit)
+    async def handle(job: dict) -> None:
+        await hall.visit(job["number"])
+
+    for number in range(12):
+        await app.queue("mail").push({"number": number})
+    await workplace.start(app, concurrency=6)
+    await eventually(lambda: hall.inside == limit)
+    hall.doors.set()
+    await eventually(lambda: len(hall.ended) == 12)
+    assert hall.most == limit
