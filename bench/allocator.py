@@ -9,7 +9,7 @@ from pathlib import Path
 
 from penstock import Penstock, Settings
 from penstock.settings import EmbeddedSettings, QueueSettings
-from penstock.testing import run_until_idle
+from penstock.testing.queues import run_until_idle
 
 __all__ = ["processor_time_ratio"]
 
