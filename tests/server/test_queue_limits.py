@@ -261,3 +261,31 @@ async def test_a_closed_gate_is_not_stormed(workplace, gate):
     await workplace.start(app)
     await asyncio.sleep(1)  # nothing is to happen, at a bounded rate
     assert gate.asked < 60
+
+
+async def test_workers_that_find_nothing_do_not_count_what_all_others_have_in_hand(workplace):
+    app = await workplace.open()
+    queue = app.queue("mail", limit=2)
+    await queue.push_many([{"n": number} for number in range(3)])
+    client, keys = app.redis, queue.keyring
+
+    async def counted(worker, first):
+        await client.call("CONFIG", "RESETSTAT")
+        reply = await client.scripts.claim_jobs(
+            keys=keys, worker=worker, first=first, most=5, done=()
+        )
+        stats = await client.call("INFO", "commandstats")
+        calls = int(stats.partition(b"cmdstat_hlen:calls=")[2].partition(b",")[0] or 0)
+        return [item for items in reply[5::2] for item in items], calls
+
+    workers = [f"w{number:02d}" for number in range(50)]
+    for worker in workers:
+        await client.scripts.join_queue(keys=keys, worker=worker)
+    taken, calls = await counted("w49", 1)
+    assert len(taken) == 2
+    assert calls > 49
+    assert (await counted("w00", 1))[0] == []
+    await client.call("DEL", keys.waiting)
+    idle, calls = await counted("w00", 6)
+    assert idle == []
+    assert calls < 5

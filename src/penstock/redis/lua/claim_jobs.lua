@@ -118,13 +118,16 @@ local answer, number, left = {now, next_due or 0, 0,
   (facts[7] and 1 or 0) + 2 * redis.call('EXISTS', KEYS[11])},
   tonumber(ARGV[2]), tonumber(ARGV[3])
 if facts[2] then left = 0 end
-if facts[5] and left > 0 then
-  local running = 0
+-- What all workers have in hand is counted only if there is something to take, and up to the limit.
+if facts[5] and left > 0 and redis.call('EXISTS', waiting, list_of(waiting, 'high'),
+  list_of(waiting, 'normal'), list_of(waiting, 'low'), ring, parked) > 0 then
+  local places = tonumber(facts[5])
   for _, worker in ipairs(redis.call('ZRANGE', KEYS[1], 0, -1)) do
+    if places <= 0 then break end
     local held = redis.pcall('HLEN', ARGV[7] .. worker)
-    if type(held) == 'number' then running = running + held end
+    if type(held) == 'number' then places = places - held end
   end
-  left = math.max(0, math.min(left, tonumber(facts[5]) - running))
+  left = math.max(0, math.min(left, places))
 end
 
 -- Include: suspects
