@@ -144,7 +144,7 @@ class Adder:
         self._largest = settings.max_job_bytes
         self._keep_ms = int(settings.keep_s * 1000)
         self._gatherer: Gatherer[tuple[Target, bytes], Submission, Added] = Gatherer(
-            self._submit_gathered, SUBMITTED_AT_ONCE
+            self._submit_some, SUBMITTED_AT_ONCE
         )
 
     def check_size(self, item: bytes) -> bytes:
@@ -242,7 +242,7 @@ class Adder:
         QueueFull if there is no room.
         """
         if job.alone or isinstance(target.overflow, Block):
-            (ended,) = await self._submit_some((job,), target)
+            (ended,) = await self._submit_some((target, job.shared), (job,))
         else:
             ended = await self._gatherer.add((target, job.shared), job)
         if isinstance(ended, PenstockError):
@@ -260,16 +260,16 @@ class Adder:
         for part in together[:1]:
             # The first goes alone: it may have to declare the queue, connect and load the script,
             # and others would overtake it meanwhile.
-            ended += await self._submit_some(part, target)
+            ended += await self._submit_some((target, part[0].shared), part)
         if isinstance(target.overflow, Block):
             for part in together[1:]:
-                ended += await self._submit_some(part, target)
+                ended += await self._submit_some((target, part[0].shared), part)
         else:
             gate = asyncio.Semaphore(_IN_FLIGHT)
 
             async def submit(part: Sequence[Submission]) -> list[Added | PenstockError]:
                 async with gate:
-                    return await self._submit_some(part, target)
+                    return await self._submit_some((target, part[0].shared), part)
 
             for some in await asyncio.gather(*map(submit, together[1:])):
                 ended += some
@@ -280,15 +280,14 @@ class Adder:
             raise failures[0]
         raise SendBatchFailed([one.id if isinstance(one, Added) else one for one in ended])
 
-    async def _submit_gathered(
+    async def _submit_some(
         self, place: tuple[Target, bytes], jobs: Sequence[Submission]
     ) -> list[Added | PenstockError]:
-        return await self._submit_some(jobs, place[0])
+        """Run `submit_jobs`, with patience where the policy has some. Never raises for one job.
 
-    async def _submit_some(
-        self, jobs: Sequence[Submission], target: Target
-    ) -> list[Added | PenstockError]:
-        """Run `submit_jobs`, with patience where the policy has some. Never raises for one job."""
+        All jobs of a call have the same target and shared fields.
+        """
+        target, _ = place
         try:
             side = await self._queue.declared()
             ended = await self._submit_once(jobs, target, side, _policy(target.overflow))
@@ -297,19 +296,19 @@ class Adder:
         if not isinstance(target.overflow, Block):
             return ended
         deadline, pause_s = time.monotonic() + target.overflow.timeout_s, _FIRST_LOOK_S
-        while full := [place for place, one in enumerate(ended) if isinstance(one, QueueFull)]:
+        while full := [at for at, one in enumerate(ended) if isinstance(one, QueueFull)]:
             left_s = deadline - time.monotonic()
             if left_s > 0:
                 await asyncio.sleep(min(pause_s, left_s))
                 pause_s = min(pause_s * 2, _LONGEST_LOOK_S)
-            some = [jobs[place] for place in full]
+            some = [jobs[at] for at in full]
             policy = "block" if left_s > 0 else "reject"  # the last try is counted as refused
             try:
                 again = await self._submit_once(some, target, side, policy)
             except ServerError as error:
                 again = [error] * len(some)
-            for place, one in zip(full, again, strict=True):
-                ended[place] = one
+            for at, one in zip(full, again, strict=True):
+                ended[at] = one
             if left_s <= 0:
                 break
         return ended

@@ -46,7 +46,7 @@
 
 -- Include: types
 -- Include: time
--- Include: records
+-- Include: calendar
 -- Include: lanes
 local lane, policy, most, most_bytes = ARGV[1], ARGV[4], tonumber(ARGV[5]), tonumber(ARGV[6])
 local records, index, shared = ARGV[8], ARGV[9], ARGV[13] ~= '' and cjson.decode(ARGV[13])
@@ -131,6 +131,7 @@ end
 
 -- The answer for a job whose unique key is taken; nil if it is free.
 local function unique_taken(job)
+-- Include: records
 -- Include: uniques
   if not job.by then
     if uniques[job.unique] then return {2, uniques[job.unique].id} end
@@ -174,6 +175,7 @@ local packed, refused = {}, 0
 -- The answer for a job that wants to be in the list.
 local function admit(job)
   if most_bytes == 0 and (most == 0 or length + #queued < most) then return 1 end
+-- Include: records
 -- Include: losses
 -- Include: overflow
   write()
