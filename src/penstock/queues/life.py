@@ -159,6 +159,8 @@ class Life:
             return False
         self._under_way += 1
         self._asked += most
+        if most:
+            self.slots.begin_reading()
         call = asyncio.create_task(self._call(most), name=f"queue {self._queue.name} claim")
         self._calls.add(call)
         call.add_done_callback(self._calls.discard)
@@ -169,13 +171,15 @@ class Life:
         hand = self._hand
         if self._under_way >= self._most_calls or time.monotonic() < self._paused_until:
             return None
-        wanted = self.slots.room(self._asked + len(hand.ended)) if self._hint else 0
+        slots, wanted = self.slots, 0
+        if self._hint and not slots.is_alone:
+            wanted = slots.room(self._asked + len(hand.ended))
         prefetch = self._settings.prefetch
         # What is done is told with the next claim, unless none is to come soon.
         if wanted or (
             not self._under_way
             and hand.done
-            and (self.slots.is_empty or len(hand.done) >= prefetch)
+            and (slots.is_empty or slots.is_alone or len(hand.done) >= prefetch)
         ):
             return min(wanted, prefetch)
         return None
@@ -201,6 +205,8 @@ class Life:
         finally:
             self._under_way -= 1
             self._asked -= most
+            if most:
+                self.slots.end_reading()
             self._news.set()
 
     async def _claim(self, wanted: int) -> None:
@@ -355,7 +361,9 @@ class Life:
         every_s = min(_TEND_S, self._settings.beat_s)
         while True:
             try:
-                if time.monotonic() >= self._reap_after:
+                # A job that runs alone must not be charged for what is read beside it.
+                may_reap = time.monotonic() >= self._reap_after
+                if may_reap and await self.slots.shared_within(every_s):
                     await self._reap()
                 await self._look_for_cancelled()
                 await self._look_for_foreign()
@@ -368,8 +376,13 @@ class Life:
 
     async def _reap(self) -> None:
         hand, self._reap_after = self._hand, 0.0
-        paused_ms = hand.pulse.paused_ms
-        if await self._reaper.reap(hand.now_ms, hand.worker, paused_ms=paused_ms):
+        self.slots.begin_reading()
+        try:
+            paused_ms = hand.pulse.paused_ms
+            returned = await self._reaper.reap(hand.now_ms, hand.worker, paused_ms=paused_ms)
+        finally:
+            self.slots.end_reading()
+        if returned:
             self._there_are_jobs()
 
     async def _sweep_records(self) -> None:

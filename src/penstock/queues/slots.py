@@ -72,6 +72,8 @@ class Slots:
         self._busy = 0
         self._beginning: set[JobContext] = set()
         self._alone: JobContext | None = None
+        self._readers = 0
+        """Calls under way that read jobs, of which a process can die before any begins."""
         self._changed = asyncio.Event()
 
     def room(self, asked: int) -> int:
@@ -134,7 +136,9 @@ class Slots:
         try:
             with suppress(TimeoutError):
                 async with asyncio.timeout(_ALONE_S):
-                    while any(self._is_under_way(one) for one in self.running if one is not job):
+                    while self._readers or any(
+                        self._is_under_way(one) for one in self.running if one is not job
+                    ):
                         self._changed.clear()
                         await self._changed.wait()
             timer = asyncio.get_running_loop().call_later(_ALONE_S, self._admit_others)
@@ -143,6 +147,29 @@ class Slots:
             if timer is not None:
                 timer.cancel()
             self._admit_others()
+
+    @property
+    def is_alone(self) -> bool:
+        """Whether a job is to run while nothing else does: nothing may be read then."""
+        return self._alone is not None
+
+    async def shared_within(self, wait_s: float) -> bool:
+        """Wait until no job runs alone; False if that took too long."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(wait_s):
+                while self._alone is not None:
+                    self._changed.clear()
+                    await self._changed.wait()
+        return self._alone is None
+
+    def begin_reading(self) -> None:
+        """Note that jobs are about to be claimed, or returned: none runs alone until that ends."""
+        self._readers += 1
+
+    def end_reading(self) -> None:
+        self._readers -= 1
+        if self._alone is not None:
+            self._changed.set()
 
     @asynccontextmanager
     async def among_others(self, job: JobContext) -> AsyncGenerator[None]:
@@ -168,6 +195,7 @@ class Slots:
         self._alone = None
         self._changed.set()
         self._wake()
+        self._when_news()
 
     def _wake(self) -> None:
         if self._waking or not self._buffer or self._alone is not None:
