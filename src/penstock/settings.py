@@ -183,7 +183,7 @@ class TopicSettings(Group):
     lease_ttl_s: Annotated[float, Meta(ge=0.2, le=3_600)] = 15.0
     """A consumer silent for this long loses its partitions; renewed five times as often."""
     balance_s: Annotated[float, Meta(ge=0.01, le=60)] = 0.5
-    """How often a consumer looks for partitions to take or to give up; 5 ms for each consumer of a
+    """How often a consumer looks for partitions to take or to give up; 10 ms for each consumer of a
     process, if that is more."""
     endless_lease_s: Annotated[float, Meta(ge=0.2, le=86_400)] = 60.0
     """A lease without expiry, left by a Java consumer that died while it took the partition, is

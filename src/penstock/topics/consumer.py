@@ -53,7 +53,7 @@ ONE_READER, POLLING = -1, -2
 # Partitions of one subscription that wait on a cluster at the same time, each with a connection.
 _MOST_WAITING = 64
 # Of many consumers in a process each looks at its group less often, so that looking stays cheap.
-_BALANCE_EACH_S = 0.005
+_BALANCE_EACH_S = 0.01
 
 
 class Runner(Protocol):

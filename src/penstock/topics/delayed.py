@@ -18,6 +18,8 @@ __all__ = ["Mover"]
 
 MOST_AT_ONCE = 500
 """Messages that one call moves: a few milliseconds of the server's time."""
+ASKED_TOGETHER = 32
+"""Partitions that are looked at with one round trip: in between, messages are handled."""
 LONGEST_LOOK_S = 1.0
 """How often a partition is looked at even if nothing is due: the server's clock may jump."""
 SHORTEST_LOOK_S = 0.08
@@ -89,7 +91,7 @@ class Mover(Service):
             due = [place for place, at in self._due.items() if at <= now]
             if due:
                 try:
-                    await self._move(due)
+                    await self._move(due[:ASKED_TOGETHER])
                 except NotOpen:
                     return  # the client was closed: others will move what is left
                 continue
