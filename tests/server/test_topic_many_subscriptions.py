@@ -91,7 +91,7 @@ async def test_so_it_does_on_a_cluster_with_several_partitions(cluster, namespac
     settings = Settings(url=cluster.url, namespace=namespace, worker=WorkerSettings(poll_s=30))
     app, seen = await opened(Penstock(settings=settings)), []
     before = sum(map(waiting_reads, cluster.nodes))
-    for number in range(MANY // 4):
+    for number in range(MANY // 2):
 
         @app.topic(f"topic-{number}", type=int, partitions=4).subscribe("group")
         async def handle(value: int) -> None:
@@ -103,12 +103,12 @@ async def test_so_it_does_on_a_cluster_with_several_partitions(cluster, namespac
         def waiting():
             return sum(map(waiting_reads, cluster.nodes)) - before
 
-        await eventually(lambda: waiting() == MANY)
-        for number in range(MANY // 4):
+        await eventually(lambda: waiting() == 2 * MANY)
+        for number in range(MANY // 2):
             for partition in range(4):
                 forced = {"x-force-partition-id": str(partition)}
                 await app.topic(f"topic-{number}", type=int, partitions=4).send(1, headers=forced)
-        await eventually(lambda: len(seen) == MANY)
+        await eventually(lambda: len(seen) == 2 * MANY)
 
 
 async def test_a_consumer_without_partitions_holds_no_connection(start_server, opened):
