@@ -135,7 +135,7 @@ RUNS = Engine(
             )
         ],
         "resolve_failure": [of_run("resolve_failure", **CALL, item="ITEM-3")],
-        "claim_failures": [of_run("claim_failures", token="t", most=5, lease_ms=1000)],
+        "claim_failures": [of_run("claim_failures", token="claim", most=5, lease_ms=1000)],
         "look_at_failures": [of_run("look_at_failures", most=5, due_only=False, score="", item="")],
     },
 )
