@@ -360,7 +360,8 @@ def _reserved(argument: str) -> frozenset[str]:
     )
 
 
-RESERVED: Final = {argument: _reserved(argument) for argument in ("topic", "queue")}
+# A topic may be called dlq: what follows tells its payloads from those of dead letters.
+RESERVED: Final = {"topic": _reserved("topic") - {"dlq"}, "queue": _reserved("queue")}
 """Names refused to topics, and first parts refused to queues."""
 
 AREA_WORDS: Final = frozenset(
