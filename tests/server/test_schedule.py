@@ -15,6 +15,7 @@ from penstock.queues.cron import Cron, Every
 from penstock.queues.schedule import Schedule
 from penstock.queues.scheduler import Scheduler
 from penstock.queues.schedules import Schedules
+from penstock.queues.timetable import PAGE
 from penstock.redis.client import Client
 from penstock.redis.keys.keyring import QueueKeyring
 from penstock.settings import QueueSettings, Settings
@@ -399,7 +400,7 @@ async def test_a_new_start_does_not_wake_a_paused_schedule(client, keys, start):
     await stood_at(client, keys, await server_ms(client), Every(7))
     assert await schedules.pause("tick")
     running = await start(*schedules.declared)
-    await eventually(lambda: running._declared)
+    await eventually(lambda: running._tables[0].declared)
     view = await schedules.get("tick")
     assert (view.paused, view.when) == (True, SOON.text)
 
@@ -456,6 +457,74 @@ async def test_a_server_that_has_lost_everything_gets_its_schedules_again(client
     for key in (keys.state, keys.schedule):
         await client.call("DEL", key)
     await eventually(lambda: next_tick(client, keys))
+
+
+MANY = 3 * PAGE
+"""More than are read at a time."""
+
+
+@pytest.fixture
+async def many(client, keys):
+    """Schedules for the day after tomorrow, known to the server."""
+    tick = (await server_ms(client)) // DAY_MS * DAY_MS + 2 * DAY_MS
+    when = Every(3 * 86_400)
+    tick = when.next_after(tick)
+    found = [schedule(when, name=f"s{number}") for number in range(MANY)]
+    await client.pipeline([("ZADD", keys.schedule, tick, one.name) for one in found])
+    declared = [("HSET", keys.state, f"cron:{one.name}", when.text) for one in found]
+    await client.pipeline(declared)
+    return found
+
+
+def is_loaded(running):
+    (table,) = running._tables
+    return not table._doubtful
+
+
+async def test_a_tick_does_not_read_all_the_others(client, keys, start, many, monkeypatch):
+    running = await start(*many, schedule(SOON))
+    await eventually(lambda: is_loaded(running))
+    read, watch = [], client.scripts.watch_schedule
+
+    async def count(**words):
+        read.append(len(words["names"]))
+        return await watch(**words)
+
+    monkeypatch.setattr(client.scripts, "watch_schedule", count)
+    fired = running.fired
+    await eventually(lambda: running.fired >= fired + 20)
+    # A page and one more each second, in at least a second; a tick reads none.
+    assert sum(read) < 20 * PAGE
+    assert max(read) <= PAGE
+
+
+async def test_one_of_many_schedules_goes_on_soon_after_it_was_resumed(client, keys, start, many):
+    schedules = Schedules(client)
+    for one in (*many, schedule(SOON)):
+        schedules.add(one)
+    running = await start(*schedules.declared)
+    await eventually(lambda: running.fired)
+    await schedules.pause("tick")
+    assert len(await schedules.list()) == MANY + 1
+    before = running.fired
+    await schedules.resume("tick")
+    await eventually(lambda: running.fired > before)
+
+
+async def test_many_schedules_that_are_due_together_are_queued_once(client, keys, start):
+    now, when = await server_ms(client), Every(3600)
+    due = [schedule(when, name=f"s{number}", missed="once") for number in range(300)]
+    for one in due:
+        await stood_at(client, keys, when.next_after(now - 3_600_000), when, one.name)
+    for _ in range(3):
+        await start(*due)
+
+    async def all_of_them():
+        return await client.call("LLEN", keys.waiting) >= 300
+
+    await eventually(all_of_them)
+    jobs = await client.call("LRANGE", keys.waiting, 0, -1)
+    assert len({json.loads(job)["id"] for job in jobs}) == len(jobs) == 300
 
 
 async def test_one_name_is_declared_once(client):

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
-from typing import Final, NamedTuple
+from typing import Final
 
-from penstock.delivery.looking import text
 from penstock.errors import NotOpen, PenstockError, QueueError
 from penstock.queues.schedule import PAUSED, QUEUED, Schedule, enqueue
+from penstock.queues.timetable import LONGEST_LOOK_S, Standing, Timetable
 from penstock.quiet import RateLimitedLog
 from penstock.redis.client import Client
 from penstock.redis.keys.keyring import QueueKeyring
@@ -20,30 +21,15 @@ from penstock.runtime.service import Service
 
 __all__ = ["Scheduler"]
 
-LONGEST_LOOK_S: Final = 1.0
-"""How often a worker looks even if nothing is due: somebody may have changed a schedule."""
 TAKE_OVER_AFTER_S: Final = 5.0
 """So late, nobody is there any more who declares a schedule as it stands on the server."""
-CLOCK_DOUBT_MS: Final = 86_400_000
-"""A next tick so much too far away was stored while the server's clock was wrong."""
 AT_ONCE: Final = 100
 """Jobs of one call: about a millisecond of the server's time."""
+TOGETHER: Final = 20
+"""Schedules that are seen to side by side: a few milliseconds of our time."""
 TROUBLED_AFTER: Final = 3
 
 logger = logging.getLogger(__name__)
-
-
-class Standing(NamedTuple):
-    """Where a schedule stands on the server."""
-
-    tick: str
-    """The next tick in ms, `PAUSED`, or "" if there is none."""
-    text: str | None
-    """How it is declared: None if it never was, "" if it was removed by hand."""
-    now_ms: int
-    """The server's time when it stood there."""
-    at: float
-    """The same, by our monotonic clock."""
 
 
 class Scheduler(Service):
@@ -61,10 +47,12 @@ class Scheduler(Service):
         self.fired = 0
         """Jobs queued by this service."""
         self._client = client
-        self._queues: dict[str, list[Schedule]] = {}
+        queues: dict[str, list[Schedule]] = {}
         for schedule in schedules:
-            self._queues.setdefault(schedule.queue, []).append(schedule)
-        self._declared: set[tuple[str, str]] = set()
+            queues.setdefault(schedule.queue, []).append(schedule)
+        self._tables = [Timetable(client, queue, found) for queue, found in queues.items()]
+        self._beaten = 0
+        """Ticks that another worker was faster at."""
         self._registered: set[str] = set()
         self._failures: dict[str, int] = {}
         self._held: dict[str, float] = {}
@@ -84,20 +72,24 @@ class Scheduler(Service):
             return  # the client was closed: other workers go on
 
     async def _look_everywhere(self) -> float:
+        """Do what there is to do; when there is more, monotonic."""
+        now = time.monotonic()
         # Side by side: on a cluster, one node may be slow to answer, or gone.
         looks = await asyncio.gather(
             *(
-                self._try(f"schedules of queue {queue}", partial(self._look, queue, schedules))
-                for queue, schedules in self._queues.items()
+                self._try(f"schedules of queue {table.queue}", partial(self._look, table))
+                for table in self._tables
+                if self._next_at(table) <= now
             ),
             return_exceptions=True,
         )
-        again = time.monotonic() + LONGEST_LOOK_S
         for look in looks:
             if isinstance(look, BaseException):
                 raise look
-            again = min(again, look)
-        return again
+        return min(map(self._next_at, self._tables), default=math.inf)
+
+    def _next_at(self, table: Timetable) -> float:
+        return max(table.next_at(), self._held.get(f"schedules of queue {table.queue}", 0.0))
 
     async def _rest(self, until: float) -> None:
         wait = min(until - time.monotonic(), LONGEST_LOOK_S)
@@ -110,8 +102,8 @@ class Scheduler(Service):
         except TimeoutError:
             return
 
-    async def _try(self, what: str, work: Callable[[], Awaitable[float]]) -> float:
-        """Do a part of the work, unless it failed just now; when to look again, monotonic.
+    async def _try(self, what: str, work: Callable[[], Awaitable[object]]) -> float | None:
+        """Do a part of the work, unless it failed just now; until when it has to wait, monotonic.
 
         Called here and not before: who is cancelled before this begins leaves nothing unawaited.
         """
@@ -119,7 +111,7 @@ class Scheduler(Service):
         if held > time.monotonic():
             return held
         try:
-            again = await work()
+            await work()
         except NotOpen:
             raise
         except Exception as error:  # noqa: BLE001  one broken schedule must not stop the others
@@ -132,53 +124,63 @@ class Scheduler(Service):
                 error,
                 exc_info=None if expected else error,
             )
-            again = self._held[what] = time.monotonic() + retry_delay_s(failures)
-        else:
-            self._failures.pop(what, None)
-        return again
+            self._held[what] = time.monotonic() + retry_delay_s(failures)
+            return self._held[what]
+        self._failures.pop(what, None)
+        self._held.pop(what, None)
+        return None
 
-    async def _look(self, queue: str, schedules: Sequence[Schedule]) -> float:
-        if queue not in self._registered:  # those who list all schedules look there
-            await self._client.call("SADD", self._client.keys.queues().registry, queue)
-            self._registered.add(queue)
-        reply = await self._client.scripts.watch_schedule(
-            keys=QueueKeyring.of(self._client.keys, queue),
-            names=[schedule.name for schedule in schedules],
+    async def _look(self, table: Timetable) -> None:
+        if table.queue not in self._registered:  # those who list all schedules look there
+            await self._client.call("SADD", self._client.keys.queues().registry, table.queue)
+            self._registered.add(table.queue)
+        while (page := await table.read_next()) is not None and not self.stopping:
+            for start in range(0, len(page), TOGETHER):
+                some = page[start : start + TOGETHER]
+                work = {one.name: partial(self._tend, table, one, at) for one, at in some}
+                await self._side_by_side(table, work)
+            await self._fire_due(table)
+        await self._fire_due(table)
+
+    async def _fire_due(self, table: Timetable) -> None:
+        while not self.stopping and (due := table.take_due(TOGETHER)):
+            before = self._beaten
+            work = {one.name: partial(self._fire, table, one, tick) for one, tick in due}
+            await self._side_by_side(table, work)
+            if (self._beaten - before) * 2 > len(due):
+                table.doubt_due()
+
+    async def _side_by_side(
+        self, table: Timetable, work: Mapping[str, Callable[[], Awaitable[object]]]
+    ) -> None:
+        """Do something for each of these schedules; what fails is read again after a while."""
+        ends = await asyncio.gather(
+            *(self._try(f"schedule {name}", do) for name, do in work.items()),
+            return_exceptions=True,
         )
-        now_ms, at = reply[0], time.monotonic()
-        again = at + LONGEST_LOOK_S
-        for schedule, tick, stored in zip(schedules, reply[1::2], reply[2::2], strict=True):
-            told = None if stored is None else text(stored)
-            standing = Standing(text(tick), told, now_ms, at)
-            tended = self._try(f"schedule {schedule.name}", partial(self._tend, schedule, standing))
-            again = min(again, await tended)
-        return again
+        for name, end in zip(work, ends, strict=True):
+            if isinstance(end, BaseException):
+                raise end
+            if end is not None:
+                table.doubt(name, end)
 
-    async def _tend(self, schedule: Schedule, standing: Standing) -> float:
-        """Declare a schedule or queue its jobs, if it is time to; when to look again."""
-        tick, text, now_ms, at = standing
-        if await self._declare(schedule, standing):
-            return at
-        if text != schedule.when.text or tick in {"", PAUSED}:
-            return at + LONGEST_LOOK_S
-        stands_ms = int(float(tick))
-        due_ms = stands_ms + schedule.delay_ms(stands_ms)
-        if due_ms <= now_ms:
-            await self._fire(schedule, tick, stands_ms, now_ms)
-            return at
-        if stands_ms > schedule.when.next_after(now_ms + CLOCK_DOUBT_MS):
+    async def _tend(self, table: Timetable, schedule: Schedule, standing: Standing) -> None:
+        """Declare a schedule, or set its next tick right."""
+        tick, text, now_ms = standing
+        if await self._declare(table, schedule, standing):
+            table.doubt(schedule.name)
+        elif text == schedule.when.text and tick not in {"", PAUSED}:
             await self._bring_back(schedule, tick, now_ms)
-            return at
-        return at + (due_ms - now_ms) / 1000
+            table.doubt(schedule.name)
 
-    async def _declare(self, schedule: Schedule, standing: Standing) -> bool:
+    async def _declare(self, table: Timetable, schedule: Schedule, standing: Standing) -> bool:
         """Set the next tick, if it is ours to set; whether it was."""
-        tick, text, now_ms, _ = standing
-        when, mark = schedule.when, (schedule.queue, schedule.name)
+        tick, text, now_ms = standing
+        when = schedule.when
         if tick and text == when.text:
-            self._declared.add(mark)
+            table.declared.add(schedule.name)
             return False
-        begun = mark in self._declared
+        begun = schedule.name in table.declared
         if (not tick and not (begun and text == "")) or (tick and not begun):
             next_ms = when.next_after(now_ms)
         elif (
@@ -194,16 +196,18 @@ class Scheduler(Service):
             text=when.text,
             tick=next_ms,
         )
-        self._declared.add(mark)
+        table.declared.add(schedule.name)
         if not tick:
             self._registered.discard(schedule.queue)  # the server may have lost that as well
         if done:
             logger.info("schedule %s: %s, where it was %s", schedule.name, when.text, text or "new")
         return True
 
-    async def _fire(self, schedule: Schedule, found: str, stands_ms: int, now_ms: int) -> None:
+    async def _fire(self, table: Timetable, schedule: Schedule, found: str) -> None:
+        """Queue the jobs of a schedule that is due, and note its next tick."""
+        stands_ms = int(float(found))
         delay_ms = schedule.delay_ms(stands_ms)
-        ticks, after_ms = schedule.due_ticks(stands_ms, now_ms - delay_ms)
+        ticks, after_ms = schedule.due_ticks(stands_ms, table.now_ms - delay_ms)
         if stands_ms not in ticks and schedule.missed != "once":
             self._quiet.warning(
                 f"missed {schedule.name}",
@@ -211,32 +215,33 @@ class Scheduler(Service):
                 schedule.name,
                 stands_ms,
             )
-        if not ticks:
-            await enqueue(
-                self._client, schedule, (), found=found, due_ms=stands_ms, next_ms=after_ms
-            )
-        most = AT_ONCE
-        while ticks:
-            chunk, rest = ticks[:most], ticks[most:]
+        most, rest = AT_ONCE, ticks
+        while True:
+            chunk, rest = rest[:most], rest[most:]
             next_ms = rest[0] if rest else after_ms
             done = await enqueue(
                 self._client,
                 schedule,
                 [(f"cron:{schedule.name}:{tick}", tick) for tick in chunk],
                 found=found,
-                due_ms=chunk[-1] + delay_ms,
+                due_ms=(chunk[-1] if chunk else stands_ms) + delay_ms,
                 next_ms=next_ms,
             )
-            if done < 0:
-                return  # another worker was faster
+            if done < 0:  # another worker was faster, or it was changed
+                self._beaten += 1
+                table.doubt(schedule.name)
+                return
             if done == 0 and len(chunk) == 1:
                 raise QueueError(f"queue {schedule.queue!r} is full; tick {chunk[0]} stays due")
             if done == 0:
-                most = 1  # there may be room for some
+                most, rest = 1, [*chunk, *rest]  # there may be room for some
                 continue
             if done == QUEUED:
                 self.fired += 1 if schedule.unique else len(chunk)
-            ticks, found = rest, str(next_ms)
+            found = str(next_ms)
+            if not rest:
+                table.note(schedule, found)
+                return
 
     async def _bring_back(self, schedule: Schedule, found: str, now_ms: int) -> None:
         tick = str(schedule.when.next_after(now_ms))

@@ -15,6 +15,7 @@ from penstock.queues.facts import is_queue
 from penstock.queues.items import LATEST_MS, new_id
 from penstock.queues.schedule import PAUSED, QUEUED, Schedule, enqueue
 from penstock.queues.scheduler import Scheduler
+from penstock.queues.timetable import PAGE
 from penstock.redis.client import Client
 from penstock.redis.keys.keyring import QueueKeyring
 
@@ -80,7 +81,7 @@ class Schedules:
     async def list(self, queue: str | None = None) -> list[ScheduleView]:
         """Return all schedules on the server, by their next tick, paused ones last.
 
-        One round trip for each queue there is.
+        One round trip for each queue there is, and for each 500 schedules of it.
         """
         views = [
             view
@@ -159,18 +160,15 @@ class Schedules:
         return sorted(names | {one.queue for one in self.declared})
 
     async def _views(self, queue: str) -> list[ScheduleView]:
-        _, *facts = await self._client.scripts.list_schedules(keys=self._keys(queue))
-        return [
-            ScheduleView(
-                name=_text(name),
-                queue=queue,
-                when=_text(when),
-                next_ms=None if tick == PAUSED.encode() else _tick_ms(tick),
-                paused=tick == PAUSED.encode(),
-                orphan=not seen,
+        views: dict[bytes | int, ScheduleView] = {}
+        cursor: bytes | int = b"0"
+        while True:
+            cursor, *facts = await self._client.scripts.list_schedules(
+                keys=self._keys(queue), cursor=cursor, count=PAGE
             )
-            for name, tick, when, seen in zip(*(facts[at::4] for at in range(4)), strict=True)
-        ]
+            views |= zip(facts[::4], _read_views(queue, facts), strict=True)
+            if cursor == b"0":
+                return list(views.values())
 
     async def _move(self, view: ScheduleView, found: str, tick: str) -> bool:
         return await self._client.scripts.move_tick(
@@ -183,6 +181,20 @@ class Schedules:
 
     def _keys(self, queue: str) -> QueueKeyring:
         return QueueKeyring.of(self._client.keys, queue)
+
+
+def _read_views(queue: str, facts: Sequence[bytes | int]) -> list[ScheduleView]:
+    return [
+        ScheduleView(
+            name=_text(name),
+            queue=queue,
+            when=_text(when),
+            next_ms=None if tick == PAUSED.encode() else _tick_ms(tick),
+            paused=tick == PAUSED.encode(),
+            orphan=not seen,
+        )
+        for name, tick, when, seen in zip(*(facts[at::4] for at in range(4)), strict=True)
+    ]
 
 
 def _tick_ms(tick: bytes) -> int:

@@ -18,6 +18,13 @@ class ScheduleScripts(ScriptCaller):
         """Tell where schedules stand: the server's ms, then next tick and declaration of each."""
         return await self.run("watch_schedule", (keys.schedule, keys.state), tuple(names))
 
+    async def upcoming_ticks(
+        self, *, keys: QueueKeyring, start_ms: int, ahead_ms: int, offset: int, count: int
+    ) -> list[Reply]:
+        """Tell which next ticks are around now: the server's ms, then name and tick of each."""
+        arguments = (start_ms, ahead_ms, offset, count)
+        return await self.run("upcoming_ticks", (keys.schedule,), arguments)
+
     async def declare_schedule(
         self, *, keys: QueueKeyring, name: str, found: str, text: str, tick: int
     ) -> bool:
@@ -36,9 +43,11 @@ class ScheduleScripts(ScriptCaller):
         """Forget a schedule: 0 if there is none, 2 if a worker declared it lately, else 1."""
         return await self.run("remove_schedule", (keys.schedule, keys.state), (name,))
 
-    async def list_schedules(self, *, keys: QueueKeyring) -> list[bytes | int]:
-        """Tell where all schedules stand: name, next tick, declaration, whether it is declared."""
-        return await self.run("list_schedules", (keys.schedule, keys.state), ())
+    async def list_schedules(
+        self, *, keys: QueueKeyring, cursor: bytes | int, count: int
+    ) -> list[bytes | int]:
+        """Tell where schedules stand: the next cursor, then name, next tick, declaration, seen."""
+        return await self.run("list_schedules", (keys.schedule, keys.state), (cursor, count))
 
     async def fire_tick(
         self,

@@ -1,14 +1,18 @@
--- list_schedules: tell where all schedules of a queue stand.
+-- list_schedules: tell where schedules of a queue stand, a page at a time; one may come twice.
 --
 -- KEYS[1]  ZSET  next ticks by name
 -- KEYS[2]  HASH  the queue's state
+-- ARGV[1]  str   where the last page ended, '0' to begin
+-- ARGV[2]  int   about how many to look at
 --
--- Returns  list  the server's ms; then for each schedule its name, its next tick ('inf' if it is
---                paused), how it is declared, and 1 if a worker has declared it lately, else 0
+-- Returns  list  where the next page begins, '0' if there is none; then for each schedule its name,
+--                its next tick ('inf' if it is paused), how it is declared, and 1 if a worker has
+--                declared it lately, else 0
 
 -- Include: time
 -- Include: schedule
-local found, answer = redis.call('ZRANGE', KEYS[1], 0, -1, 'WITHSCORES'), {now}
+local cursor, found = unpack(redis.call('ZSCAN', KEYS[1], ARGV[1], 'COUNT', ARGV[2]))
+local answer = {cursor}
 for place = 1, #found, 2 do
   local name = found[place]
   local facts = redis.call('HMGET', KEYS[2], declared_in(name), seen_in(name))
