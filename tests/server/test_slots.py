@@ -71,6 +71,21 @@ async def die(slots):
     await slots._leases.close()
 
 
+async def ask(scripts, keys, token, *, ticket="", limit=1, ticket_ms=0, again=False):
+    """Ask as a process with one caller, which came just now."""
+    return await scripts.take_slot(
+        keys=keys,
+        ticket=ticket,
+        limit=limit,
+        ticket_ms=ticket_ms,
+        again=again,
+        keep_ms=5000,
+        waiting=1,
+        next_came="0",
+        callers=[(token, 5000, "0")],
+    )
+
+
 async def waiting(slots, count):
     async def look():
         return (await slots.state()).waiting == count
@@ -318,13 +333,32 @@ async def test_who_does_not_wait_does_not_pass_those_who_do(process):
     assert (await asked).fence > slot.fence
 
 
+async def test_a_process_that_stood_still_gets_its_place_in_line_back(process):
+    still, other = await process(limit=1, recheck_s=0.05), await process(limit=1)
+    slot = await other.take()
+    first = asyncio.create_task(still.take(timeout=None))
+    await waiting(other, 1)
+    second = asyncio.create_task(other.take(timeout=None))
+    await waiting(other, 2)
+    # Its ticket has lapsed: another process has seen that, and it asks for the next time.
+    ticket = still._line._ticket
+    await client_of(other).call("ZREM", keys_of(other).waiting, ticket)
+    await client_of(other).call("HDEL", keys_of(other).tickets, ticket, f"n:{ticket}")
+    await waiting(other, 2)
+    await slot.release()
+    await asyncio.wait([first, second], return_when=asyncio.FIRST_COMPLETED)
+    assert first.done()
+    await first.result().release()
+    await (await second).release()
+
+
 async def test_a_caller_gives_up_in_time_and_leaves_the_line(gpu):
     async with gpu.hold(), gpu.hold():
         began = time.monotonic()
         with pytest.raises(SlotsTaken):
             await gpu.take(timeout=0.2)
         assert 0.2 <= time.monotonic() - began < 2
-        assert (await gpu.state()).waiting == 0
+        await waiting(gpu, 0)
 
 
 async def test_a_cancelled_caller_leaves_the_line_and_the_next_one_moves_up(process):
@@ -353,8 +387,8 @@ async def test_cancelling_at_any_moment_leaks_no_slot(process):
         await asyncio.gather(asked, return_exceptions=True)
         if not asked.cancelled():
             await asked.result().release()
-    state = await slots.state()
-    assert (state.taken, state.waiting) == (0, 0)
+    await waiting(slots, 0)
+    assert (await slots.state()).taken == 0
     assert len(slots._leases) == 0
 
 
@@ -363,22 +397,28 @@ async def test_callers_that_died_in_line_hold_nobody_up(process):
     scripts, keys = client_of(slots).scripts, keys_of(slots)
     held = [await slots.take(), await slots.take()]
     for dead in ("one:", "two:", "three:"):
-        answer = await scripts.take_slot(
-            keys=keys, token=dead, limit=2, lease_ms=1000, ticket_ms=300, again=False, keep_ms=1000
-        )
-        assert answer[0] == 0
+        *_, fence = await ask(scripts, keys, dead, ticket=dead, limit=2, ticket_ms=300)
+        assert fence == 0
     asked = [asyncio.create_task(slots.take(timeout=5)) for _ in range(2)]
     await waiting(slots, 5)
     for slot in held:
         await slot.release()
     for slot in await asyncio.gather(*asked):
         assert not slot.lost
-    assert await client_of(slots).call("HLEN", keys.tickets) <= 1  # as far as we had to look
 
 
-async def test_a_thousand_callers_in_one_process_share_few_slots(process):
+async def test_a_thousand_callers_in_one_process_share_few_slots(process, monkeypatch):
     slots = await process(limit=8, recheck_s=5)
-    inside = most = 0
+    inside = most = asked = 0
+    scripts = client_of(slots).scripts
+    take = scripts.take_slot
+
+    async def count(**words):
+        nonlocal asked
+        asked += len(words["callers"])
+        return await take(**words)
+
+    monkeypatch.setattr(scripts, "take_slot", count)
 
     async def work():
         nonlocal inside, most
@@ -391,8 +431,9 @@ async def test_a_thousand_callers_in_one_process_share_few_slots(process):
     async with asyncio.timeout(30):
         await asyncio.gather(*(work() for _ in range(1000)))
     assert 1 < most <= 8
-    state = await slots.state()
-    assert (state.taken, state.waiting) == (0, 0)
+    assert asked < 4 * 1000, "the server is asked for the foremost only"
+    await waiting(slots, 0)
+    assert (await slots.state()).taken == 0
 
 
 # ---- an operator's limit
@@ -436,9 +477,9 @@ async def test_what_nobody_can_read_in_the_registry_counts_for_nothing(gpu):
 
 async def test_a_slot_whose_grant_was_not_heard_of_is_not_taken_twice(gpu):
     scripts, keys = client_of(gpu).scripts, keys_of(gpu)
-    words = {"keys": keys, "token": "me:", "lease_ms": 5000, "ticket_ms": 0, "keep_ms": 5000}
-    first = await scripts.take_slot(limit=1, again=False, **words)
-    assert await scripts.take_slot(limit=1, again=True, **words) == first
+    *_, first = await ask(scripts, keys, "me:")
+    assert first > 0
+    assert (await ask(scripts, keys, "me:", again=True))[-1] == first
     assert (await gpu.state()).taken == 1
     assert await scripts.release_slot(keys=keys, holder="", token="me:")
     assert (await gpu.state()).taken == 0

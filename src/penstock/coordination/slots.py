@@ -9,7 +9,7 @@ import os
 import socket
 import time
 import uuid
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from datetime import timedelta
 from typing import Any, Final
@@ -21,6 +21,7 @@ from penstock.coordination.leases import Leases
 from penstock.coordination.repeating import until_known
 from penstock.coordination.saying import seconds_of
 from penstock.coordination.slot import REPEAT_WITHIN_S, Holder, Slot, SlotState
+from penstock.coordination.slot_line import KEEP_FENCE_MS, SlotLine, Waiter
 from penstock.delivery.times import wait_s
 from penstock.errors import (
     DecodeError,
@@ -43,10 +44,10 @@ MOST_SLOTS: Final = 1_000_000
 MAX_ABOUT: Final = 200
 # How old the knowledge of a limit that an operator has set may be.
 _REFRESH_S = 0.5
-# A caller in line that has not asked for so many of its rounds has gone.
-_ROUNDS = 3
-# Fences rise without a memory, too, as long as clocks do: it is for clocks that were set back.
-_KEEP_FENCE_MS = 7 * 86_400_000
+# Callers that ask side by side before they stand in line; more of them stand in line at once.
+_MOST_TRYING = 64
+# When callers came that stand in no line: after all others.
+_AFTER_ALL = "9e15"
 # A caller that went away asks to be forgotten, and does not wait for long to be heard.
 _WITHDRAW_S = 1.0
 
@@ -88,7 +89,8 @@ class Slots:
         self._lease_s = self._settings.lease_s if lease is None else checked_lease(lease)
         self._about = about
         self._limit, self._limit_known_until = limit, 0.0
-        self._line: dict[asyncio.Event, None] = {}
+        self._trying = 0
+        self._line = SlotLine(client, name, self.limit, self._hold, hints)
 
     def __repr__(self) -> str:
         return f"Slots({self.name!r}, {self.declared})"
@@ -127,19 +129,22 @@ class Slots:
         patience_s = math.inf if timeout is None else seconds_of(timeout, "timeout")
         lease_s = self._lease_s if lease is None else checked_lease(lease)
         about = _who_we_are() if self._about is None else self._about
-        attempt = _Attempt(f"{uuid.uuid4().hex}:{about[:MAX_ABOUT]}", lease_s, patience_s)
+        waiter = Waiter(f"{uuid.uuid4().hex}:{about[:MAX_ABOUT]}", lease_s, patience_s)
+        slot = None
         try:
-            slot = await until_known(lambda: self._try(attempt), within_s=REPEAT_WITHIN_S)
+            if patience_s <= 0 or not (self._line or self._trying >= _MOST_TRYING):
+                self._trying += 1
+                try:
+                    slot = await until_known(self._first_try(waiter), within_s=REPEAT_WITHIN_S)
+                finally:
+                    self._trying -= 1
             if slot is None and patience_s > 0:
-                slot = await self._wait(attempt)
+                slot = await self._line.wait(waiter)
         except BaseException:
-            await self._withdraw(attempt)
+            await self._withdraw(waiter)
             raise
         if slot is None:
-            if patience_s > 0:
-                await self._withdraw(attempt)
             raise SlotsTaken(self.name, self._limit)
-        slot.hold(self._leases, attempt.began)
         return slot
 
     async def set_limit(self, limit: int) -> None:
@@ -194,117 +199,51 @@ class Slots:
                 holders.append(holder)
         return told[0], holders
 
-    async def _try(self, attempt: _Attempt) -> Slot | None:
-        limit = await self.limit()
-        again, attempt.is_sent, attempt.is_unsure = attempt.is_unsure, True, True
-        attempt.began = time.monotonic()
-        patience_ms = _ROUNDS * self._settings.recheck_s * 1000
-        answer = await self._client.scripts.take_slot(
-            keys=self._keys,
-            token=attempt.token,
-            limit=limit,
-            lease_ms=round(attempt.lease_s * 1000),
-            ticket_ms=math.ceil(patience_ms) if attempt.patience_s > 0 else 0,
-            again=again,
-            keep_ms=_KEEP_FENCE_MS,
-        )
-        attempt.is_unsure = False
-        if not answer[0]:
-            attempt.wait_s = answer[2] / 1000 if answer[2] >= 0 else math.inf
-            return None
-        return Slot(
-            self._client, self.name, token=attempt.token, fence=answer[1], lease_s=attempt.lease_s
-        )
+    def _first_try(self, waiter: Waiter) -> Callable[[], Awaitable[Slot | None]]:
+        """Ask for a slot without standing in line; may be repeated."""
 
-    async def _wait(self, attempt: _Attempt) -> Slot | None:
-        """Stand in line until there is a slot, or until patience ends."""
-        woken, is_watching = asyncio.Event(), False
-        self._line[woken] = None
-        try:
-            is_watching = await self._watch(attempt)
-            while True:
-                left_s = attempt.ends - time.monotonic()
-                woken.clear()
-                slot, trouble = await self._ask_again(attempt)
-                if slot is not None:
-                    return slot
-                if left_s <= 0:
-                    if trouble is not None:
-                        raise trouble  # we could not look, which is not "all taken"
-                    return None
-                await self._sleep(woken, min(attempt.wait_s, left_s))
-        finally:
-            del self._line[woken]
-            # For those behind us in this process: there may be more than one free slot.
-            self._wake_first()
-            if self._hints is not None and is_watching:
-                await self._hints.unwatch(self._keys.holders, self._wake_first)
+        async def ask() -> Slot | None:
+            limit = await self.limit()
+            again, waiter.is_sent, began = waiter.is_sent, True, time.monotonic()
+            _, _, fence = await self._client.scripts.take_slot(
+                keys=self._keys,
+                ticket="",
+                limit=limit,
+                ticket_ms=0,
+                again=again,
+                keep_ms=KEEP_FENCE_MS,
+                waiting=1,
+                next_came=_AFTER_ALL,
+                callers=[(waiter.token, round(waiter.lease_s * 1000), _AFTER_ALL)],
+            )
+            waiter.is_sent = False
+            if not fence:
+                return None
+            slot = Slot(
+                self._client, self.name, token=waiter.token, fence=fence, lease_s=waiter.lease_s
+            )
+            self._hold(slot, began)
+            return slot
 
-    async def _watch(self, attempt: _Attempt) -> bool:
-        """Have us woken when slots are released; it is no matter if that takes too long."""
-        if self._hints is None:
-            return False
-        try:
-            async with asyncio.timeout(attempt.ends - time.monotonic()):
-                await self._hints.watch(self._keys.holders, self._wake_first)
-        except TimeoutError:
-            return False
-        return True
+        return ask
 
-    async def _ask_again(self, attempt: _Attempt) -> tuple[Slot | None, ServerError | None]:
-        try:
-            return await self._try(attempt), None
-        except ServerError as error:
-            if not error.transient:
-                raise
-            quiet.warning("wait", "waiting for a slot of %r: %s", self.name, error)
-            attempt.wait_s = math.inf
-            return None, error
+    def _hold(self, slot: Slot, began: float) -> None:
+        slot.hold(self._leases, began)
 
-    async def _sleep(self, woken: asyncio.Event, wait_s: float) -> None:
-        # The server's lease ends at a whole ms; later by one, and we find it ended.
-        wait_s = min(wait_s + 0.001, self._settings.recheck_s)
-        try:
-            async with asyncio.timeout(wait_s):
-                await woken.wait()
-        except TimeoutError:
-            pass
-
-    def _wake_first(self) -> None:
-        """Wake the first in line here; who gets a slot wakes the next, who gets none need not."""
-        for woken in self._line:
-            woken.set()
-            return
-
-    async def _withdraw(self, attempt: _Attempt) -> None:
-        """Leave the line, and give back a slot that we may have got without knowing it."""
-        if not attempt.is_sent:
+    async def _withdraw(self, waiter: Waiter) -> None:
+        """Give back a slot that a caller that has gone may have got without knowing it."""
+        if not waiter.is_sent:
             return
         try:
             async with asyncio.timeout(_WITHDRAW_S):
                 await until_known(
                     lambda: self._client.scripts.release_slot(
-                        keys=self._keys, holder="", token=attempt.token
+                        keys=self._keys, holder="", token=waiter.token
                     ),
                     insist=True,
                 )
         except (ServerError, NotOpen, TimeoutError) as error:
-            quiet.warning("withdraw", "not taken out of the line of %r: %s", self.name, error)
-
-
-class _Attempt:
-    """One caller's attempt to get a slot."""
-
-    def __init__(self, token: str, lease_s: float, patience_s: float) -> None:
-        self.token, self.lease_s, self.patience_s = token, lease_s, patience_s
-        self.began = time.monotonic()
-        """When the server was asked for the last time."""
-        self.ends = self.began + patience_s
-        self.is_sent = False
-        self.is_unsure = False
-        """Whether an answer was lost that may have given us a slot."""
-        self.wait_s = math.inf
-        """How long it will be, by the leases of the present holders."""
+            quiet.warning("withdraw", "a slot of %r may be free only later: %s", self.name, error)
 
 
 def checked_limit(limit: object, least: int) -> int:

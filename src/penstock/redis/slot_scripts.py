@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from penstock.redis.keys.coordination import SlotKeys
 from penstock.redis.script import ScriptCaller
 from penstock.redis.wire import Reply
 
-__all__ = ["SlotScripts"]
+__all__ = ["SlotCaller", "SlotScripts"]
+
+SlotCaller = tuple[str, int, str]
+"""Token, ms of its lease, and when it came: in server ms, or negated how many ms ago."""
 
 
 class SlotScripts(ScriptCaller):
@@ -16,18 +21,23 @@ class SlotScripts(ScriptCaller):
         self,
         *,
         keys: SlotKeys,
-        token: str,
+        ticket: str,
         limit: int,
-        lease_ms: int,
         ticket_ms: int,
         again: bool,
         keep_ms: int,
+        waiting: int,
+        next_came: str,
+        callers: Sequence[SlotCaller],
     ) -> list[int]:
-        """Take a slot or stand in line: 1 and the fence, or 0, how many are before, and ms."""
+        """Take slots, and stand in line: the server's ms, ms to wait, then each caller's fence."""
         return await self.run(
             "take_slot",
             (keys.holders, keys.waiting, keys.tickets, keys.state),
-            (token, limit, lease_ms, ticket_ms, int(again), keep_ms),
+            (
+                *(ticket, limit, ticket_ms, int(again), keep_ms, waiting, next_came),
+                *(part for caller in callers for part in caller),
+            ),
         )
 
     async def renew_slot(self, *, holders: str, holder: str, lease_ms: int) -> bool:

@@ -234,12 +234,14 @@ COORDINATION = Engine(
         "take_slot": [
             of_slot(
                 "take_slot",
-                token=token,
+                ticket="TICKET-1",
                 limit=limit,
-                lease_ms=1000,
                 ticket_ms=1000,
                 again=again,
                 keep_ms=1000,
+                waiting=2,
+                next_came="0",
+                callers=[(token, 1000, "-5"), ("next", 1000, "-1")],
             )
             for token, limit, again in (("new", 9, False), ("new", 1, False), ("HOLDER-1", 1, True))
         ],

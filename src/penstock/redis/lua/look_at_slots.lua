@@ -1,14 +1,17 @@
 -- look_at_slots: tell who holds slots and how many wait; change nothing.
 --
 -- KEYS[1]  ZSET  holders by the end of their lease
--- KEYS[2]  HASH  from a ticket to the time until which it counts
+-- KEYS[2]  HASH  from a ticket to the time until which it counts; `n:<ticket>` is how many callers
+--                wait with it
 --
 -- Returns  {waiting, holder, end of its lease in server ms, …}
 
 -- Include: time
-local told = {0}
-for _, deadline in ipairs(redis.call('HVALS', KEYS[2])) do
-  if now < (tonumber(deadline) or 0) then told[1] = told[1] + 1 end
+local told, found = {0}, redis.call('HGETALL', KEYS[2])
+for place = 1, #found, 2 do
+  if now < (tonumber(found[place + 1]) or 0) then
+    told[1] = told[1] + (tonumber(redis.call('HGET', KEYS[2], 'n:' .. found[place]) or 1) or 1)
+  end
 end
 for _, word in ipairs(redis.call('ZRANGEBYSCORE', KEYS[1], '(' .. now, '+inf', 'WITHSCORES')) do
   told[#told + 1] = word

@@ -3,10 +3,10 @@
 -- Flags: allow-oom  it frees memory
 --
 -- KEYS[1]  ZSET  holders by the end of their lease; its name is the channel of the hint
--- KEYS[2]  ZSET  tickets of callers that wait, by their number
--- KEYS[3]  HASH  from a ticket to the time until which it counts
+-- KEYS[2]  ZSET  tickets of processes whose callers wait, in their order
+-- KEYS[3]  HASH  from a ticket to the time until which it counts, and more about it
 -- ARGV[1]  str   the holder; '' to look for a slot that the token may have
--- ARGV[2]  str   the token
+-- ARGV[2]  str   the token, or the ticket
 --
 -- Returns   1  a slot was given back before its lease had ended
 --           0  the caller had none (any more)
@@ -20,7 +20,7 @@ if holder == '' then
 end
 local ends = tonumber(redis.call('ZSCORE', KEYS[1], holder) or 0)
 local freed = redis.call('ZREM', KEYS[1], holder) + redis.call('ZREM', KEYS[2], ARGV[2])
-redis.call('HDEL', KEYS[3], ARGV[2])
+redis.call('HDEL', KEYS[3], ARGV[2], 'n:' .. ARGV[2], 'turn:' .. ARGV[2])
 if freed > 0 and redis.call('EXISTS', KEYS[2]) == 1 then
   redis.pcall('PUBLISH', KEYS[1], 'free')  -- where that is not allowed, they look by themselves
 end

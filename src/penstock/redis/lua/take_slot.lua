@@ -1,86 +1,147 @@
--- take_slot: take one of so many slots if one is free and nobody came before; else stand in line.
+-- take_slot: take slots for the foremost callers of a process, in the order in which all callers
+-- came; let the process stand in line for those who get none.
+--
+-- A process has one ticket, which stands in line where its foremost caller came. Callers of others
+-- that may have come before are left their slots. A process that does not take what it could have
+-- for PASSED_OVER_MS is passed over until it asks.
 --
 -- Flags: allow-oom  work that drains a full server needs its slots
 --
--- KEYS[1]  ZSET  holders by the end of their lease
--- KEYS[2]  ZSET  tickets of callers that wait, by their number
--- KEYS[3]  HASH  from a ticket to the time until which it counts
--- KEYS[4]  HASH  the latest fence, the latest number of a ticket
--- ARGV[1]  str   the caller's token, which is its ticket too
+-- KEYS[1]  ZSET  holders by the end of their lease; its name is the channel of the hint
+-- KEYS[2]  ZSET  tickets of processes whose callers wait, by when the foremost came, in server ms
+-- KEYS[3]  HASH  from a ticket to the time until which it counts; `n:<ticket>` is how many callers
+--                wait with it, `turn:<ticket>` since when there is a slot for it
+-- KEYS[4]  HASH  the latest fence; `number`, after which earlier versions number their tickets
+-- ARGV[1]  str   the ticket, '' to stand in no line
 -- ARGV[2]  int   how many slots there are
--- ARGV[3]  int   ms for which the slot is taken
--- ARGV[4]  int   ms for which the ticket counts, 0 to stand in no line
--- ARGV[5]  int   1 if this token may have a slot already, since an answer was lost
--- ARGV[6]  int   ms for which the latest fence is kept
+-- ARGV[3]  int   ms for which the ticket counts
+-- ARGV[4]  int   1 if these tokens may have slots already, since an answer was lost
+-- ARGV[5]  int   ms for which the latest fence is kept
+-- ARGV[6]  int   how many callers wait in the process, these included
+-- ARGV[7]  str   when the next caller came, if there are more than these: in server ms, or negated
+--                how many ms ago
+-- ARGV[8..]  str  for each caller its token, ms for which it takes a slot, and when it came
 --
--- Returns  {1, fence}              taken: the holder is '<fence>:<token>'
---          {0, before, wait_ms}    not now; so many are before the caller, and so long will it be,
---                                  unless slots are released or renewed; -1 if nothing tells
+-- Returns  list  the server's ms; how many ms it will be until there may be a slot for the next
+--                caller, -1 if nothing tells; then for each caller the fence of its slot, 0 for
+--                none: the holder is '<fence>:<token>'
 
 -- Include: time
 -- Include: expiry
 redis.call('ZREM', KEYS[1], '')  -- a write that needs no memory: the others may follow it
 redis.call('ZREMRANGEBYSCORE', KEYS[1], '-inf', now)
 
-local token, lease = ARGV[1], tonumber(ARGV[3])
-if ARGV[5] == '1' then
+local PASSED_OVER_MS = 200
+local ticket, limit = ARGV[1], tonumber(ARGV[2])
+local function when(came)
+  came = tonumber(came)
+  return came > 0 and came or now + came
+end
+local callers = {}
+for place = 8, #ARGV, 3 do
+  callers[#callers + 1] = {token = ARGV[place], lease = tonumber(ARGV[place + 1]),
+    came = when(ARGV[place + 2])}
+end
+
+local function hold(caller, holder)
+  redis.call('ZADD', KEYS[1], now + caller.lease, holder)
+  last_for(KEYS[1], caller.lease)
+end
+
+if ARGV[4] == '1' then
+  local held = {}
   for _, holder in ipairs(redis.call('ZRANGE', KEYS[1], 0, -1)) do
-    local fence, whose = string.match(holder, '^(%d+):(.*)$')
-    if whose == token then
-      redis.call('ZADD', KEYS[1], now + lease, holder)
-      last_for(KEYS[1], lease)
-      return {1, tonumber(fence)}
+    local fence, token = string.match(holder, '^(%d+):(.*)$')
+    if token then held[token] = fence end
+  end
+  for _, caller in ipairs(callers) do
+    local fence = held[caller.token]
+    if fence then
+      hold(caller, fence .. ':' .. caller.token)
+      caller.fence = tonumber(fence)
     end
   end
 end
 
--- Who has not been heard of for too long loses its place; at least the first in line is looked at.
+local function leave_line(name)
+  redis.call('ZREM', KEYS[2], name)
+  redis.call('HDEL', KEYS[3], name, 'n:' .. name, 'turn:' .. name)
+end
+
+-- Callers of others that may have come before a time, as far as that matters: `free` are enough.
 local taken = redis.call('ZCARD', KEYS[1])
-local free, before = tonumber(ARGV[2]) - taken, 0
-local look_at = math.max(free, 1)
-while before < look_at do
-  local ticket = redis.call('ZRANGE', KEYS[2], before, before)[1]
-  if not ticket or ticket == token then break end
-  if now < (tonumber(redis.call('HGET', KEYS[3], ticket) or 0) or 0) then
-    before = before + 1
-  else
-    redis.call('ZREM', KEYS[2], ticket)
-    redis.call('HDEL', KEYS[3], ticket)
-  end
-end
-
-if before < free then
-  local latest = tonumber(redis.call('HGET', KEYS[4], 'fence') or 0) or 0
-  local fence = string.format('%.0f', math.max(latest + 1, time[1] * 1000000 + time[2]))
-  redis.call('HSET', KEYS[4], 'fence', fence)
-  redis.call('PEXPIRE', KEYS[4], ARGV[6])
-  redis.call('ZADD', KEYS[1], now + lease, fence .. ':' .. token)
-  last_for(KEYS[1], lease)
-  redis.call('ZREM', KEYS[2], token)
-  redis.call('HDEL', KEYS[3], token)
-  return {1, tonumber(fence)}
-end
-
-local patience = tonumber(ARGV[4])
-if patience > 0 then
-  if not redis.call('ZSCORE', KEYS[2], token) then
-    local number = redis.pcall('HINCRBY', KEYS[4], 'number', 1)
-    if type(number) == 'table' then
-      -- It was lost, and the line was not: go on after the last in it.
-      number = (redis.call('ZREVRANGE', KEYS[2], 0, 0, 'WITHSCORES')[2] or 0) + 1
-      redis.call('HSET', KEYS[4], 'number', number)
+local free, others, place, open_in = limit - taken, 0, 0, nil
+local function count_others(came)
+  while others < free do
+    local name, score = unpack(redis.call('ZRANGE', KEYS[2], place, place, 'WITHSCORES'))
+    if not name or tonumber(score) >= came then return end
+    local turn = tonumber(redis.call('HGET', KEYS[3], 'turn:' .. name) or nil)
+    if name ~= ticket and now >= (tonumber(redis.call('HGET', KEYS[3], name) or 0) or 0) then
+      leave_line(name)  -- it has not been heard of for too long
+    elseif name == ticket or (turn and now - turn > PASSED_OVER_MS) then
+      place = place + 1
+    else
+      if not turn or turn > now then
+        turn = now
+        redis.call('HSET', KEYS[3], 'turn:' .. name, now)
+      end
+      local left = turn + PASSED_OVER_MS + 1 - now
+      open_in = open_in and math.min(open_in, left) or left
+      others = others + math.max(1, tonumber(redis.call('HGET', KEYS[3], 'n:' .. name) or 1) or 1)
+      place = place + 1
     end
-    redis.call('ZADD', KEYS[2], number, token)
-    redis.call('PEXPIRE', KEYS[4], ARGV[6])
   end
-  redis.call('HSET', KEYS[3], token, now + patience)
+end
+
+local granted, first = 0, nil
+for _, caller in ipairs(callers) do
+  if not caller.fence and not first then
+    count_others(caller.came)
+    if others < free then
+      local latest = tonumber(redis.call('HGET', KEYS[4], 'fence') or 0) or 0
+      local fence = string.format('%.0f', math.max(latest + 1, time[1] * 1000000 + time[2]))
+      redis.call('HSET', KEYS[4], 'fence', fence)
+      redis.call('PEXPIRE', KEYS[4], ARGV[5])
+      hold(caller, fence .. ':' .. caller.token)
+      caller.fence = tonumber(fence)
+      free, granted = free - 1, granted + 1
+    else
+      first = caller
+    end
+  end
+end
+
+local waiting = tonumber(ARGV[6])
+for _, caller in ipairs(callers) do
+  if caller.fence then waiting = waiting - 1 end
+end
+local rank = 0
+if ticket ~= '' and waiting > 0 then
+  local patience = tonumber(ARGV[3])
+  local came = first and first.came or when(ARGV[7])
+  redis.call('ZADD', KEYS[2], string.format('%.3f', came), ticket)
+  redis.call('HSET', KEYS[3], ticket, now + patience, 'n:' .. ticket, waiting)
+  redis.call('HDEL', KEYS[3], 'turn:' .. ticket)
   last_for(KEYS[2], patience)
   last_for(KEYS[3], patience)
-  before = redis.call('ZRANK', KEYS[2], token)
-else
-  before = redis.call('ZCARD', KEYS[2])
+  local number = tonumber(redis.call('HGET', KEYS[4], 'number') or 0) or 0
+  if number < came then
+    redis.call('HSET', KEYS[4], 'number', string.format('%.0f', came))
+    redis.call('PEXPIRE', KEYS[4], ARGV[5])
+  end
+  rank = redis.call('ZRANK', KEYS[2], ticket)
+elseif ticket ~= '' then
+  leave_line(ticket)
 end
--- When this one ends, enough have ended.
-local place = before + taken - tonumber(ARGV[2])
-local ends = place >= 0 and redis.call('ZRANGE', KEYS[1], place, place, 'WITHSCORES')[2]
-return {0, before, ends and math.max(ends - now, 0) or -1}
+if granted > 0 and free > 0 and redis.call('ZCARD', KEYS[2]) > 0 then
+  redis.pcall('PUBLISH', KEYS[1], 'free')  -- the next in line may be of another process
+end
+
+-- When this lease ends, enough have ended.
+local at = rank + taken + granted - limit
+local ends = at >= 0 and redis.call('ZRANGE', KEYS[1], at, at, 'WITHSCORES')[2]
+local wait = ends and math.max(ends - now, 0) or -1
+if open_in and (wait < 0 or open_in < wait) then wait = open_in end
+local answer = {now, math.ceil(wait)}
+for _, caller in ipairs(callers) do answer[#answer + 1] = caller.fence or 0 end
+return answer
