@@ -111,9 +111,8 @@ GROWS = {
     # At most as many as there are slots.
     "release_slot": {"ZRANGE"},
     "take_slot": {"ZRANGE", "ZREMRANGEBYSCORE"},
-    # They tell all that there is.
-    "list_schedules": {"ZRANGE"},
-    "look_at_slots": {"HVALS", "ZRANGEBYSCORE"},
+    # It tells all holders, and of each process whether it waits.
+    "look_at_slots": {"HGETALL", "ZRANGEBYSCORE"},
     # Where lanes, letters and jobs are taken out of the middle of a list, by hand.
     "parts/pull": {"LREM"},
     "park_lane": {"LREM"},
