@@ -167,8 +167,9 @@ async def test_who_waits_costs_next_to_nothing_until_the_end(monkeypatch, workpl
     assert sum(looks) <= count + 400
 
 
-def test_a_full_server_lets_those_who_wait_hear_of_the_end():
-    async def wait_on_a_full_server(url):
+@pytest.mark.parametrize("binary", ["valkey", "redis62"])
+def test_a_full_server_and_one_that_lets_nobody_subscribe_tell_of_the_end(binary):
+    async def wait(url, *, is_full):
         async with Workplace(url) as workplace:
             app = await workplace.open()
 
@@ -176,11 +177,17 @@ def test_a_full_server_lets_those_who_wait_hear_of_the_end():
             async def work() -> None: ...
 
             job = await work.send()
-            await app.redis.call("CONFIG", "SET", "maxmemory", 1)
-            (waits,) = await begin_waiting(work.queue, [job])
+            if is_full:
+                await app.redis.call("CONFIG", "SET", "maxmemory", 1)
+                (waits,) = await begin_waiting(work.queue, [job])
+            else:
+                waits = asyncio.create_task(job.wait(timeout=20))
+                await eventually(lambda: work.queue.ends._awaited)
             await finish(app, work.queue)
             assert await waits == "done"
 
-    for binary in ("valkey", "redis62"):
-        with ServerProcess(binary) as server:
-            asyncio.run(wait_on_a_full_server(server.url))
+    with ServerProcess(binary) as server:
+        server.command("ACL", "SETUSER", "shy", "on", ">secret", "~*", "resetchannels", "+@all")
+        shy = server.url.replace("redis://", "redis://shy:secret@")
+        asyncio.run(wait(shy, is_full=False))
+        asyncio.run(wait(server.url, is_full=True))

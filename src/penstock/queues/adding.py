@@ -161,7 +161,13 @@ class Adder:
     async def add_one(self, item: bytes, target: Target) -> list[Any]:
         """Add one job; QueueFull if there is no room."""
         side = await self._queue.declared()
-        answer = await self._push((item,), target, side)
+        if isinstance(target.overflow, Block):
+            answer = await self._push((item,), target, side)
+        else:
+            fixed = self._push_arguments(target, side, target.overflow)
+            answer = await self._pushes.call(fixed, (item,))
+            if answer[4]:
+                await self.note_losses(answer[4])
         if answer[0] == 0:
             raise self._full(answer[1], target)
         return answer
@@ -208,31 +214,30 @@ class Adder:
 
     async def _push(self, items: Sequence[bytes], target: Target, side: str) -> list[Any]:
         """Run `push_jobs`, with patience where the policy has some."""
-
-        async def push(policy: str) -> list[Any]:
-            fixed = self._push_arguments(target, side, policy)
-            answer = await self._pushes.call(fixed, items)
-            if answer[4]:
-                await self.note_losses(answer[4])
-            while answer[0] == _MORE_ROOM:
-                again = await self._pushes.call(fixed, items)
-                if again[4]:
-                    await self.note_losses(again[4])
-                answer = [*again[:2], answer[2] + again[2], answer[3] + again[3], None]
-            return answer
-
-        answer = await push(_policy(target.overflow))
+        answer = await self._push_once(items, target, side, _policy(target.overflow))
         if answer[0] == 0 and isinstance(target.overflow, Block):
-            answer = await self._insist(target.overflow, push)
+            answer = await self._insist(
+                target.overflow, lambda policy: self._push_once(items, target, side, policy)
+            )
         return answer
+
+    async def _push_once(
+        self, items: Sequence[bytes], target: Target, side: str, policy: str
+    ) -> list[Any]:
+        answer = await self._pushes.call(self._push_arguments(target, side, policy), items)
+        if answer[4]:
+            await self.note_losses(answer[4])
+        if answer[0] != _MORE_ROOM:
+            return answer
+        again = await self._push_once(items, target, side, policy)
+        return [*again[:2], answer[2] + again[2], answer[3] + again[3], again[4]]
 
     def _push_arguments(self, target: Target, side: str, policy: str) -> tuple[Argument, ...]:
         keys = self._keys
         return (
-            *(target.lane, keys.queue, side, policy, target.max_size),
-            *(self._queue.options.max_bytes, self._max_overflow),
-            *(keys.records, keys.indexes, keys.uniques, self._keep_ms),
-        )
+            target.lane, keys.queue, side, policy, target.max_size, self._queue.options.max_bytes,
+            self._max_overflow, keys.records, keys.indexes, keys.uniques, self._keep_ms,
+        )  # fmt: skip
 
     # ---- jobs with a record, a unique key or a time
 
