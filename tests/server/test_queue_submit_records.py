@@ -107,6 +107,21 @@ async def test_calls_that_come_at_the_same_time_go_together(tracked, welcome, mo
     assert len(calls) <= 4
 
 
+async def test_large_jobs_and_what_cannot_be_sent_again_go_apart(app, monkeypatch):
+    @app.task(queue="mail", name="mail.text")
+    async def write(text: str) -> None: ...
+
+    noise = random.Random(1).randbytes(40_000).hex()  # noqa: S311  it cannot be compressed well
+    calls = counted_calls(write.queue, monkeypatch)
+    await asyncio.gather(
+        write.with_options(delay=60).send("first, alone"),
+        *(write.with_options(delay=60).send("") for _ in range(5)),
+        *(write.with_options(unique=f"w{n}", unique_for=60).send("") for n in range(5)),
+        *(write.with_options(delay=60).send(noise) for _ in range(2)),
+    )
+    assert sorted(calls) == [1, 1, 1, 5, 5]
+
+
 async def _unique(task, number):
     return await task.with_options(unique=f"u{number}").send(number)
 

@@ -37,6 +37,8 @@ CHUNK: Final = 500
 SUBMITTED_AT_ONCE: Final = 50
 """Jobs that one script adds with records, unique keys or times: less than a millisecond's work."""
 _CHUNK_BYTES: Final = 1024 * 1024
+_LARGE: Final = _CHUNK_BYTES // SUBMITTED_AT_ONCE
+"""A job of more bytes is not gathered with others."""
 # So many chunks are on their way at once: a slow link stays busy, the server answers others.
 _IN_FLIGHT: Final = 4
 _FIRST_LOOK_S, _LONGEST_LOOK_S = 0.005, 0.1
@@ -44,6 +46,8 @@ REPEAT_WITHIN_S: Final = 10.0
 """How long a submission that may be repeated is repeated while its end is not known."""
 _REPEAT_BASE_S, _REPEAT_MAX_S = 0.05, 1.0
 _TAKEN, _MORE_ROOM = 2, 3
+
+Kind = tuple[bytes, bool]
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +98,11 @@ class Submission(NamedTuple):
     alone: bool = False
     """Whether it must not be gathered with others."""
 
+    @property
+    def kind(self) -> Kind:
+        """What jobs of one call must have in common."""
+        return self.shared, self.repeatable
+
     @classmethod
     def of(
         cls,
@@ -143,7 +152,7 @@ class Adder:
         self._max_overflow = settings.max_overflow
         self._largest = settings.max_job_bytes
         self._keep_ms = int(settings.keep_s * 1000)
-        self._gatherer: Gatherer[tuple[Target, bytes], Submission, Added] = Gatherer(
+        self._gatherer: Gatherer[tuple[Target, Kind], Submission, Added] = Gatherer(
             self._submit_some, SUBMITTED_AT_ONCE
         )
 
@@ -246,10 +255,10 @@ class Adder:
 
         QueueFull if there is no room.
         """
-        if job.alone or isinstance(target.overflow, Block):
-            (ended,) = await self._submit_some((target, job.shared), (job,))
+        if job.alone or len(job.argument) > _LARGE or isinstance(target.overflow, Block):
+            (ended,) = await self._submit_some((target, job.kind), (job,))
         else:
-            ended = await self._gatherer.add((target, job.shared), job)
+            ended = await self._gatherer.add((target, job.kind), job)
         if isinstance(ended, PenstockError):
             raise ended
         return ended
@@ -257,7 +266,7 @@ class Adder:
     async def submit_many(self, jobs: Sequence[Submission], target: Target) -> list[Added]:
         """Add jobs, each by itself, in their order; SendBatchFailed if not all end well.
 
-        Those that follow each other with the same shared fields go together.
+        Those of one kind that follow each other go together.
         """
         chunks = _chunks([job.argument for job in jobs], SUBMITTED_AT_ONCE)
         together = [part for chunk in chunks for part in _alike(jobs[chunk])]
@@ -265,16 +274,16 @@ class Adder:
         for part in together[:1]:
             # The first goes alone: it may have to declare the queue, connect and load the script,
             # and others would overtake it meanwhile.
-            ended += await self._submit_some((target, part[0].shared), part)
+            ended += await self._submit_some((target, part[0].kind), part)
         if isinstance(target.overflow, Block):
             for part in together[1:]:
-                ended += await self._submit_some((target, part[0].shared), part)
+                ended += await self._submit_some((target, part[0].kind), part)
         else:
             gate = asyncio.Semaphore(_IN_FLIGHT)
 
             async def submit(part: Sequence[Submission]) -> list[Added | PenstockError]:
                 async with gate:
-                    return await self._submit_some((target, part[0].shared), part)
+                    return await self._submit_some((target, part[0].kind), part)
 
             for some in await asyncio.gather(*map(submit, together[1:])):
                 ended += some
@@ -286,11 +295,11 @@ class Adder:
         raise SendBatchFailed([one.id if isinstance(one, Added) else one for one in ended])
 
     async def _submit_some(
-        self, place: tuple[Target, bytes], jobs: Sequence[Submission]
+        self, place: tuple[Target, Kind], jobs: Sequence[Submission]
     ) -> list[Added | PenstockError]:
         """Run `submit_jobs`, with patience where the policy has some. Never raises for one job.
 
-        All jobs of a call have the same target and shared fields.
+        All jobs of a call have the same target and are of one kind.
         """
         target, _ = place
         try:
@@ -330,7 +339,7 @@ class Adder:
             jobs[0].shared,
         )
         arguments = [job.argument for job in jobs]
-        repeatable = all(job.repeatable for job in jobs)
+        repeatable = jobs[0].repeatable
         deadline, attempt = time.monotonic() + REPEAT_WITHIN_S, 0
         while True:
             attempt += 1
@@ -396,10 +405,10 @@ def _policy(overflow: Overflow) -> str:
 
 
 def _alike(jobs: Sequence[Submission]) -> Iterator[Sequence[Submission]]:
-    """Cut where what records have in common changes."""
+    """Cut where their kind changes."""
     first = 0
     for place in range(1, len(jobs)):
-        if jobs[place].shared != jobs[first].shared:
+        if jobs[place].kind != jobs[first].kind:
             yield jobs[first:place]
             first = place
     yield jobs[first:]
