@@ -129,6 +129,24 @@ async def test_a_consumer_without_partitions_holds_no_connection(start_server, o
     await eventually(lambda: waiting_reads(server) == 0)
 
 
+async def test_after_an_outage_all_read_again_and_meanwhile_none_spins(start_server, opened):
+    server, seen = start_server(), []
+    app = await open_app(opened, server.url)
+    subscribe(app, MANY, seen)
+    async with working(app) as worker:
+        await until_ready(worker)
+        server.stop()
+        await eventually(lambda: not worker.readiness())
+        before = app.redis.counters.attempts
+        await asyncio.sleep(1.5)
+        assert app.redis.counters.attempts - before <= 4  # two a second, whoever asks
+        server.start()
+        await eventually(lambda: waiting_reads(server) == MANY, within_s=20)
+        await eventually(worker.readiness)
+        await app.topic("topic-7", type=int).send(7)
+        await eventually(lambda: seen == [7])
+
+
 async def test_without_descriptors_to_spare_it_polls_and_says_so(start_server, opened):
     server, seen = start_server(), []
     app = await open_app(opened, server.url)

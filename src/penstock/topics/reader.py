@@ -211,8 +211,11 @@ class Reader:
         """How long to wait for messages.
 
         No longer than the partitions are surely ours, nor than those that were left out, because
-        they have enough to do, will be busy.
+        they have enough to do, will be busy. After a failure it is a moment: then it is known
+        whether reading works again.
         """
+        if self.trouble:
+            return _LEAST_BLOCK_S
         sure_s = min(held.deadline for held in helds) - time.monotonic()
         crowd_s = min(_BLOCK_EACH_S * len(self._crowd), _MOST_BLOCK_S)
         block_s = max(_LEAST_BLOCK_S, min(max(_BLOCK_SHARE * self._poll_s, crowd_s), sure_s))
