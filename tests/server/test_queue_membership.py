@@ -204,3 +204,21 @@ async def test_nothing_counts_as_alive_past_the_silence_since_a_sign_was_sent():
     assert time.monotonic() > pulse.alive_until
     pulse.confirm(time.monotonic())  # a beat that was on its way
     assert time.monotonic() > pulse.alive_until
+
+
+async def test_a_worker_that_was_silent_for_too_long_looks_for_the_dead_before_it_goes_on():
+    pulse, looks = Pulse(silence_s=60, beat_s=1), asyncio.Event()
+    pulse.when_late = looks.set
+    now = time.monotonic()
+    for sent_at in (now - 200, now - 190):
+        pulse.confirm(sent_at)
+        assert pulse.alive_until == sent_at + 60
+    assert not looks.is_set()
+    await asyncio.to_thread(pulse.confirm, now)
+    await looks.wait()
+    assert pulse.alive_until < now, "nothing is started yet"
+    waits = asyncio.create_task(pulse.until_alive())
+    await asyncio.sleep(0)
+    pulse.release()
+    await waits
+    assert pulse.alive_until == now + 60

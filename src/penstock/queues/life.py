@@ -95,6 +95,8 @@ class Life:
             most_aside=queue.plain_target.max_size,
         )
         self.limits.when_surplus = self._surplus.set
+        self._must_look = asyncio.Event()
+        hand.pulse.when_late = self._must_look.set
         self.slots = Slots(
             work,
             places=places,
@@ -363,8 +365,11 @@ class Life:
             try:
                 # A job that runs alone must not be charged for what is read beside it.
                 may_reap = time.monotonic() >= self._reap_after
-                if may_reap and await self.slots.shared_within(every_s):
-                    await self._reap()
+                try:
+                    if may_reap and await self.slots.shared_within(every_s):
+                        await self._reap()
+                finally:
+                    self._hand.pulse.release()
                 await self._look_for_cancelled()
                 await self._look_for_foreign()
                 await self._sweep_records()
@@ -372,14 +377,21 @@ class Life:
                 if not error.transient:
                     logger.exception("queue %s: cannot look after it", self._queue.name)
                 self._troubled(error)
-            await asyncio.sleep(every_s)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(every_s):
+                    await self._must_look.wait()
+            self._must_look.clear()
 
     async def _reap(self) -> None:
+        """Return what dead workers had. No job begins meanwhile: it might block the event loop."""
         hand, self._reap_after = self._hand, 0.0
         self.slots.begin_reading()
         try:
-            paused_ms = hand.pulse.paused_ms
-            returned = await self._reaper.reap(hand.now_ms, hand.worker, paused_ms=paused_ms)
+            dead = await self._reaper.find_dead(hand.worker, hand.pulse.paused_ms)
+            if not dead:
+                return
+            hand.pulse.hold()
+            returned = await self._reaper.return_jobs(dead, hand.now_ms, hand.worker)
         finally:
             self.slots.end_reading()
         if returned:

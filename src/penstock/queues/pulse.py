@@ -21,6 +21,10 @@ class Pulse:
     def __init__(self, silence_s: float, beat_s: float) -> None:
         self.alive_until = 0.0
         """On the monotonic clock; nothing may be started afterwards until a sign is confirmed."""
+        self.when_late: Callable[[], None] | None = None
+        """Called when the member turns out to be alive after it was silent for too long. It may
+        have to look after the others then: starts are held back until `release`."""
+        self._until, self._held = 0.0, False
         self._silence_s, self._beat_s = silence_s, beat_s
         self._loop = asyncio.get_running_loop()
         self._lost = False
@@ -36,10 +40,22 @@ class Pulse:
 
     def confirm(self, sent_at: float) -> None:
         """Note a sign of life, or the beginning of the membership, that the server has accepted."""
-        if not self._lost:
-            self.alive_until = sent_at + self._silence_s
-            if self._waiting:
-                self._loop.call_soon_threadsafe(self._release)
+        was_late = 0 < self._until <= sent_at
+        self._until = sent_at + self._silence_s
+        if was_late and self.when_late is not None:
+            self._held = True
+            self._loop.call_soon_threadsafe(self.when_late)
+        if not self._held:
+            self._publish()
+
+    def hold(self) -> None:
+        """Let nothing be started until `release`."""
+        self._held, self.alive_until = True, 0.0
+
+    def release(self) -> None:
+        if self._held:
+            self._held = False
+            self._publish()
 
     def lose(self) -> None:
         """Note that the membership is over."""
@@ -51,7 +67,7 @@ class Pulse:
             waiter = self._loop.create_future()
             self._waiting.append(waiter)
             if time.monotonic() < self.alive_until:  # confirmed by the thread since the last look
-                self._release()
+                self._wake()
             await waiter
 
     async def give(self, send: Callable[[int], Awaitable[bool]]) -> bool:
@@ -77,7 +93,13 @@ class Pulse:
             self.confirm(sent_at)
         return accepted
 
-    def _release(self) -> None:
+    def _publish(self) -> None:
+        if not self._lost:
+            self.alive_until = self._until
+            if self._waiting:
+                self._loop.call_soon_threadsafe(self._wake)
+
+    def _wake(self) -> None:
         waiting, self._waiting = self._waiting, []
         for waiter in waiting:
             if not waiter.done():

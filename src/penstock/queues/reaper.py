@@ -88,13 +88,21 @@ class Reaper:
         What cannot be returned (a key of another type is in the way) stays where it is, holds up
         nothing else, and is raised in the end.
         """
-        returned, refused = 0, None
+        return await self.return_jobs(await self.find_dead(worker, paused_ms), now_ms, worker)
+
+    async def find_dead(self, worker: str, paused_ms: int) -> list[bytes]:
+        """Look for dead workers whose jobs are to be returned. One round trip."""
         names = await self._client.scripts.find_dead(
             keys=self._keys, silence_ms=self._silence_ms, worker=worker, paused_ms=paused_ms
         )
         now = time.monotonic()
         self._found_dead = {name: self._found_dead.get(name, now) for name in names}
-        for name in names:
+        return names
+
+    async def return_jobs(self, dead: Sequence[bytes], now_ms: int, worker: str) -> int:
+        """Return the jobs of these: how many."""
+        returned, refused = 0, None
+        for name in dead:
             try:
                 returned += await self._give_up(name, now_ms, reader=worker)
             except REFUSED as error:
