@@ -2,7 +2,7 @@
   -- come and leave. `edge`: what is logged up to there is not in the window any more; `oldest`:
   -- nothing that is in it was logged before.
   -- Of a long log so many entries are read to tell a wait, and so many leave a window, per call.
-  local MOST_READ, MOST_LEAVING = 5000, 2000
+  local MOST_READ, MOST_LEAVING = 2000, 2000
 
   local function weight_of(member)
     local weight = string.match(member, '^c%d+%*?(%d*)$')
