@@ -24,7 +24,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import lru_cache
-from typing import Annotated, Any, NewType, TypeVar, get_origin, overload
+from typing import Annotated, Any, NewType, TypeVar, final, get_origin, overload
 
 import msgspec
 
@@ -58,6 +58,7 @@ class Form(StrEnum):
     BINARY = "binary"
 
 
+@final
 @dataclass(frozen=True, slots=True, eq=False)
 class Unpacked:
     """A large payload that is encoded, and still to be compressed: see `Codec.finish`."""

@@ -112,7 +112,7 @@ class _Batch:
                 key = key_of(payload)
             data = encode(payload) if packed is None else packed
             packed = None
-            if isinstance(data, Unpacked):
+            if type(data) is Unpacked:
                 self._large = data
                 return place, collected
             lane, command = entry(facts, data, key, headers)

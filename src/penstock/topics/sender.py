@@ -82,7 +82,7 @@ class Sender:
         if interop:
             codec = Codec(replace(settings.codec, compress_above=_NEVER_COMPRESS))
         self.client, self.topic, self.known = client, topic, known
-        self.codec, self.encode, self.packing = codec, codec.beginner(type_), Packing(codec)
+        self.codec, self.encode, self._packing = codec, codec.beginner(type_), Packing(codec)
         self.trimmer = Trimmer(client, topic)
         self._direct = Direct(client)
         self.route = route_for(client, self._direct, durability)
@@ -114,8 +114,8 @@ class Sender:
     ) -> str:
         """See `Topic.send`."""
         data = self.encode(payload)
-        if self.packing or isinstance(data, Unpacked):
-            data = await self.packing.in_turn(key, data)
+        if self._packing.last or type(data) is Unpacked:
+            data = await self._packing.in_turn(key, data)
         if delay is not None or at is not None or idempotency_key is not None:
             return await self._send_once_or_later(
                 data, key, headers, _wait_ms(delay, at), idempotency_key
