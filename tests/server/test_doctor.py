@@ -142,6 +142,20 @@ async def test_what_grows_without_a_bound_is_named_and_the_fix_bounds_it(start_s
         assert fine.level == "ok"
 
 
+async def test_a_window_with_very_many_open_batches_is_named(start_server):
+    server = start_server()
+    async with Penstock(settings=Settings(url=server.url)) as app:
+        window = app.window("orders", to=app.queue("batches"))
+        await window.add("key", 1)
+        assert {one.level for one in of(await app.doctor(), "growth")} == {"ok"}
+        [place] = await window.target.places()
+        members = [part for number in range(MANY) for part in (2**42, f"key-{number}")]
+        await app.redis.call("ZADD", place.index.due, *members)
+        [finding] = of(await app.doctor(), "growth")
+        assert "window orders has 10,001 open batches" in finding.message
+        assert finding.fix == "penstock window close orders --all"
+
+
 @pytest.mark.parametrize(
     ("server", "version", "level"),
     [

@@ -5,7 +5,10 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterator
 
-from penstock.errors import ServerError, TopicError
+from penstock.coordination.windows.records import WindowRecord, read_records
+from penstock.coordination.windows.window import Window
+from penstock.delivery.looking import ask
+from penstock.errors import CommandRefused, ConfigError, InvalidName, ServerError, TopicError
 from penstock.queues.admin import QueueAdmin
 from penstock.queues.views import QueueLine
 from penstock.redis.client import Client
@@ -23,9 +26,10 @@ _CHECK = "growth"
 
 
 async def find_growth(client: Client, codec: Codec) -> list[Finding]:
-    """Report topics, queues and dead letters that have grown large and have no bound.
+    """Report topics, queues, dead letters and windows that have grown large and have no bound.
 
-    A few round trips for each topic, and two for all queues.
+    Feeds, records and the events of windows and runs have one. A few round trips for each topic
+    and window, and two for all queues.
     """
     findings: list[Finding] = []
     try:
@@ -34,10 +38,12 @@ async def find_growth(client: Client, codec: Codec) -> list[Finding]:
         topics = TopicAdmin(client, codec)
         for name in [line.name for line in await topics.list() if line.partitions]:
             findings += await _judge_topic(topics, name, client.settings.topics.retention_s)
+        for record in await read_records(client):
+            findings += await _judge_window(client, codec, record)
     except ServerError as error:
         return [_warning(f"not all topics and queues could be looked at: {error}", "")]
     if not findings:
-        message = "topics, queues and dead letters are small, or have a bound"
+        message = "topics, queues, dead letters and windows are small, or have a bound"
         return [Finding(check=_CHECK, level="ok", message=message)]
     return findings
 
@@ -105,6 +111,18 @@ def _judge_queue(line: QueueLine) -> Iterator[Finding]:
             f"queue {line.name} has {waiting:,} jobs and no worker; run one, or drop the jobs",
             f"penstock queue purge {name} --delayed",
         )
+
+
+async def _judge_window(client: Client, codec: Codec, record: WindowRecord) -> list[Finding]:
+    try:
+        places = await Window.registered(client, codec, record).target.places()
+        open_in = await ask(client, [("ZCARD", place.index.due) for place in places])
+    except (CommandRefused, ConfigError, InvalidName, TopicError):
+        return []  # `penstock window list` says what is wrong with it
+    if sum(open_in) <= MANY:
+        return []
+    message = f"window {record.name} has {sum(open_in):,} open batches"
+    return [_warning(message, f"penstock window close {shlex.quote(record.name)} --all")]
 
 
 def _warning(message: str, fix: str) -> Finding:

@@ -61,8 +61,8 @@ def doctor(settings: Settings, as_json: bool) -> None:
     """Judge how the server is set up, and say what to type to mend it.
 
     Exits 1 if anything would break a promise: keys that may be evicted, nothing persisted, no
-    memory left, too old a server, orphaned keys. Warns of topics, queues and dead letters that have
-    grown large and have no bound.
+    memory left, too old a server, orphaned keys. Warns of topics, queues, dead letters and
+    windows that have grown large and have no bound.
     """
 
     async def ask() -> Diagnosis:
