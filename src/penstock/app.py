@@ -405,12 +405,15 @@ class Penstock(Coordination):
 
     def _consumers(self, support: list[Service], heartbeats: HeartbeatThread) -> list[Consumer]:
         """The consumers of topics; what they need is added to `support`."""
-        consumers = [consumer for topic in self._topics for consumer in topic.consumers()]
-        if consumers:
+        consumers: list[Consumer] = []
+        if any(topic.subscriptions for topic in self._topics):
             from penstock.topics.delayed import Mover  # noqa: PLC0415
 
             mover = Mover(self.redis)
-            for consumer in consumers:
-                consumer.when_known, consumer.heartbeats = mover.watch, heartbeats
+            for topic in self._topics:
+                for consumer in topic.consumers():
+                    consumer.when_known = partial(mover.watch, partitioner=topic.partitioner)
+                    consumer.heartbeats = heartbeats
+                    consumers.append(consumer)
             support.append(mover)
         return consumers

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from penstock.testing.eventually import eventually
 from penstock.testing.history import read_history
+from penstock.topics.barrier import read_markers
 
 # After an answer has come, the next words are never said; before it, these are not either.
 POINTS = [
@@ -52,6 +54,52 @@ async def test_a_crash_around_a_script_loses_and_doubles_nothing(
         assert verdict.counts.finished == 24
         letters = (await crew.topic.dead_letters.list()).letters
         assert sorted(letter.message_id for letter in letters) == sorted(dead)
+
+
+async def has_grown(crew):
+    return (await crew.topic.facts()).partitions == 4  # waits as producers do
+
+
+GROWTH = ["begin_growth", "open_partition", "register_group", "mark_barrier", "finish_growth"]
+
+
+@pytest.mark.parametrize(
+    "point", [f"{when} {name}" for name in GROWTH for when in ("before", "after")]
+)
+async def test_producers_go_on_when_a_process_dies_that_grows_their_topic(
+    make_crew, valkey_server, point
+):
+    crew = make_crew(
+        valkey_server.url,
+        partitions=2,
+        subscription={"ordering": "key"},
+        topics={"refresh_s": 0.1},
+    )
+    async with crew:
+        if point.endswith("register_group"):
+            await crew.at_work(*await crew.hire())  # else there is no group to be registered
+        for number in range(20):
+            await crew.send(f"key-{number % 5}")
+        (victim,) = await crew.hire(crash=point, grow=4)
+        assert await victim.ended() == -9, f"{point} was never reached:\n{victim.log[-3000:]}"
+        crew.nemesis.write("lose", victim=victim.actor)
+        if point != "before begin_growth":
+            await eventually(lambda: has_grown(crew), 10)
+            crew.partitions = 4
+        for number in range(20):
+            await crew.send(f"key-{number % 5}")
+        await crew.at_work(*await crew.hire())
+        await crew.drained()
+        await crew.dismiss()
+        verdict = await crew.verdict()
+        meta = await crew.app.redis.call("HGETALL", crew.app.redis.keys.topic("orders").meta)
+        markers = [id_ for ids in read_markers(meta).values() for id_ in ids.values()]
+        assert len(markers) == (0 if point == "before begin_growth" else 2)
+        # Markers are acknowledged, and no producer sent them.
+        acks = tuple(f"ack of {id_.decode()} " for id_ in markers)
+        wrong = [one for one in verdict.violations if not one.text.startswith(acks)]
+        assert not wrong, str(verdict)
+        assert verdict.counts.finished == 40
 
 
 async def test_a_message_that_is_buried_is_not_handled_again(make_crew, valkey_server):

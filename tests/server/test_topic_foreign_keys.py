@@ -78,5 +78,7 @@ async def move(app, partition):
         delayed=partition.delayed,
         delayed_bodies=partition.delayed_bodies,
         payloads=partition.payloads,
+        counters=partition.counters,
         count=10,
+        generation=1,
     )

@@ -13,12 +13,15 @@ from penstock.settings import CodecSettings, Settings, TopicSettings
 from penstock.testing.eventually import eventually
 from penstock.topics.admin import TopicAdmin
 from penstock.topics.barrier import read_markers
+from penstock.topics.consumer import Consumer
 from penstock.topics.facts import read_facts
 from penstock.topics.known import Known
 from penstock.topics.message import BARRIER, field_of
 from penstock.topics.registration import register_group
+from penstock.topics.subscription import Subscription
+from penstock.topics.topic import Topic
 
-QUICK = TopicSettings(refresh_s=0.1)
+QUICK = TopicSettings(refresh_s=0.1, balance_s=0.05, lease_ttl_s=1.5)
 
 
 @pytest.fixture(params=["valkey_server", "cluster"])
@@ -157,10 +160,8 @@ async def test_no_message_placed_by_the_old_number_stands_behind_the_marker(clie
     assert found == sent
 
 
-@pytest.mark.parametrize("calls", [1, 2, 3, 4, 6, 7, 8, 9])
-async def test_a_growth_that_was_cut_off_is_completed_by_the_same_call(
-    client, admin, monkeypatch, calls
-):
+async def cut_off(client, admin, monkeypatch, calls):
+    """Begin to grow to 4 partitions; it fails after so many calls of the server."""
     await register_group(client, await read_facts(client, "orders"), "billing", "0")
     # Refused; but now the node has the script, and the first call is not spent on loading it.
     meta = client.keys.topic("orders").meta
@@ -184,10 +185,80 @@ async def test_a_growth_that_was_cut_off_is_completed_by_the_same_call(
             await admin.grow("orders", 4, force=True)  # does not look for Java consumers first
     with pytest.raises(TopicError, match="growing to 4"):
         await admin.grow("orders", 5)
+
+
+async def has_grown_once(client):
+    facts = await read_facts(client, "orders")
+    if facts.growing_to:
+        return False
+    assert (facts.partitions, facts.generation) == (4, 2)
+    assert [len(await entries(client, index)) for index in range(4)] == [1, 1, 0, 0]
+    return True
+
+
+@pytest.mark.parametrize("calls", [1, 7])
+async def test_a_growth_that_was_cut_off_is_completed_by_the_same_call(
+    client, admin, monkeypatch, calls
+):
+    await cut_off(client, admin, monkeypatch, calls)
+    await admin.grow("orders", 4)
+    assert await has_grown_once(client)
+
+
+@pytest.mark.parametrize("calls", [1, 2, 3, 4, 6, 7, 8, 9])
+async def test_a_growth_that_was_cut_off_is_completed_by_producers_that_wait(
+    client, admin, monkeypatch, calls
+):
+    producers = [Known(client, "orders") for _ in range(3)]
+    for known in producers:
+        assert (await known.get()).partitions == 2
+    await cut_off(client, admin, monkeypatch, calls)
+
+    async def next_send(known):
+        return (await known.get()).partitions == 4  # else by the old number, which is still right
+
+    for known in producers:
+        assert await eventually(lambda known=known: next_send(known), 10)
+    assert await has_grown_once(client)
+    for known in producers:
+        await known.close()
+
+
+async def test_a_growth_that_was_only_announced_is_completed_by_consumers(client, admin):
+    topic = Topic(client, Codec(CodecSettings()), "orders")
+
+    async def handle(message):
+        del message
+
+    consumers = [Consumer(topic, handle, Subscription(group="billing")) for _ in range(3)]
+    for consumer in consumers:
+        await consumer.start()
+    meta = client.keys.topic("orders").meta
+    await client.scripts.begin_growth(meta=meta, partitions=4, hold_ms=100)
+    await eventually(lambda: has_grown_once(client))
+    owned = {0, 1, 2, 3}
+    await eventually(lambda: {one for each in consumers for one in each.partitions} == owned)
+    for consumer in consumers:
+        await consumer.stop()
+    await topic.close()
+
+
+async def test_one_who_completes_a_growth_late_does_not_disturb_the_next_one(
+    client, admin, monkeypatch
+):
+    finish, late = client.scripts.finish_growth, asyncio.Event()
+
+    async def delayed(**told):
+        if told["generation"] == 2 and not late.is_set():
+            late.set()
+            await admin.grow("orders", 4)
+            await admin.grow("orders", 6)
+        return await finish(**told)
+
+    monkeypatch.setattr(client.scripts, "finish_growth", delayed)
     await admin.grow("orders", 4)
     facts = await read_facts(client, "orders")
-    assert (facts.partitions, facts.generation, facts.growing_to) == (4, 2, 0)
-    assert [len(await entries(client, index)) for index in range(4)] == [1, 1, 0, 0]
+    assert (facts.partitions, facts.generation, facts.growing_to) == (6, 3, 0)
 
 
 async def test_two_that_grow_a_topic_alike_do_it_once(client, admin):

@@ -185,6 +185,71 @@ async def test_a_heartbeat_that_arrives_after_the_farewell_makes_no_member(desk)
     assert await desk.client.call("EXISTS", members, info) == 0
 
 
+# ---- members
+
+
+@pytest.mark.parametrize("members", [10, 100, 1_000])
+async def test_a_heartbeat_costs_the_same_however_many_members_there_are(busy, figure, members):
+    await busy.open()
+    for number in range(members - 1):
+        await busy.beat(f"member-{number}")
+    version, *listed = await busy.beat("anna")
+    assert len(listed) == 2 * members
+    assert await busy.beat("anna", version) == [version]
+    for what, known, bar_ms in (("heartbeat among", version, 0.2), ("list of", b"", 5.0)):
+        least_ms = 100.0
+        for _ in range(5):
+            before_ms = await processor_ms(busy.client)
+            for _ in range(10):
+                await busy.beat("anna", known)
+            least_ms = min(least_ms, (await processor_ms(busy.client) - before_ms) / 10)
+        figure("topic scripts", f"{what} {members} members", least_ms, "ms", "<=", bar_ms)
+
+
+async def test_members_are_listed_again_when_one_comes_goes_or_dies(desk):
+    await desk.open()
+
+    async def beat_of(member, version):
+        version, *listed = await desk.beat(member, version)
+        return version, sorted(name.decode() for name in listed[::2])
+
+    first, listed = await beat_of("anna", b"")
+    assert listed == ["anna"]
+    assert await beat_of("anna", first) == (first, [])
+    second, listed = await beat_of("ben", b"")
+    assert listed == ["anna", "ben"]
+    assert await beat_of("anna", first) == (second, ["anna", "ben"])
+    keys = desk.topic_keys
+    members, info = keys.members(GROUP), keys.member_info(GROUP)
+    await desk.scripts.leave_group(members=members, member_info=info, member="ben")
+    third, listed = await beat_of("anna", second)
+    assert listed == ["anna"]
+    # As consumers of earlier versions do, who know of no version.
+    await desk.client.call("ZADD", members, 9e12, "old")
+    await desk.client.call("ZADD", members, "LT", await server_ms(desk), "old")
+    await desk.client.call("HSET", info, "old", "{}")
+    fourth, listed = await beat_of("anna", third)
+    assert listed == ["anna", "old"]
+    await desk.client.call("ZADD", members, 1, "old")
+    assert (await beat_of("anna", fourth))[1] == ["anna"]
+
+
+async def server_ms(desk):
+    seconds, micros = map(int, await desk.client.call("TIME"))
+    return seconds * 1000 + micros // 1000
+
+
+async def test_a_member_that_beats_late_forgives_itself_alone(desk):
+    await desk.open()
+    for member in ("late", "dead", "alive"):
+        await desk.beat(member)
+    members = desk.topic_keys.members(GROUP)
+    for member in ("late", "dead"):
+        await desk.client.call("ZADD", members, 1, member)
+    _, *listed = await desk.beat("late")
+    assert sorted(listed[::2]) == [b"alive", b"late"]
+
+
 # ---- a new fence under the same epoch
 
 
@@ -449,9 +514,14 @@ async def test_a_full_server_drains(full):
     assert len(await full.due(first)) == 3
     assert await full.begin(first, ids[1:2]) == [2]
     assert await full.uncharge(ids[3:4]) == 1
+    assert await full.park(first, ids[3:5]) == 2
+    assert await full.unpark(first, ids[3:5]) == ids[3:5]
     assert await full.bury(ids[2])
     assert await full.release(first, ids[3:5])
-    assert await full.beat("anna") == [b"anna", b"{}", b"ben", b"{}"]
+    version, *members = await full.beat("anna")
+    assert version
+    assert sorted(members[::2]) == [b"anna", b"ben"]
+    assert members[1::2] == [b"{}", b"{}"]
     second = await full.acquire("ben")
     assert len(await full.pending(second)) == 4
     assert await full.read(second) == ids[5:]
@@ -590,6 +660,8 @@ async def test_no_script_holds_the_server_up_at_a_backlog_of_ten_thousand(busy, 
         await measure("settle", busy.settle(epoch, ids[at : at + 1_000], 1_000))
     for length in (9_000, 8_000, 7_000):
         await measure("trim", busy.trim(max_length=length))
+    await measure("park", *(busy.park(epoch, ids[5_000:5_250]) for _ in range(5)))
+    await measure("unpark", *(busy.unpark(epoch, ids[5_000:5_016]) for _ in range(5)))
     await measure("release", *(busy.release(epoch, ids[5_000:6_000]) for _ in range(5)))
     for number in range(BACKLOG):
         await busy.publish(once=f"k{number}", wait_ms=-1)

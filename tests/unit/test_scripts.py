@@ -102,7 +102,7 @@ BOUNDED_BY = {
 WHOLE = re.compile(r", 0, -1\b")
 GROWS = {
     # One entry for each process that lives.
-    "beat_member": {"ZRANGE", "ZRANGEBYSCORE"},
+    "beat_member": {"ZRANGE"},
     "claim_jobs": {"ZRANGE"},
     "find_dead": {"ZRANGEBYSCORE"},
     "parts/silence": {"ZRANGEBYSCORE"},

@@ -164,6 +164,32 @@ class TopicScripts(ScriptCaller):
         """Take back one attempt of each, though somebody else owns the partition: how many."""
         return await self.run("uncharge", (stream,), (group, consumer, *ids))
 
+    async def park(
+        self,
+        *,
+        epochs: str,
+        stream: str,
+        group: str,
+        epoch: int,
+        consumer: str,
+        ids: Sequence[Argument],
+    ) -> int:
+        """Let messages that were not begun wait on the server: how many; -1 if stale."""
+        return await self.run("park", (epochs, stream), (group, epoch, consumer, *ids))
+
+    async def unpark(
+        self,
+        *,
+        epochs: str,
+        stream: str,
+        group: str,
+        epoch: int,
+        consumer: str,
+        ids: Sequence[Argument],
+    ) -> Reply:
+        """Deliver parked messages as if for the first time: id and fields of each; -1 if stale."""
+        return await self.run("unpark", (epochs, stream), (group, epoch, consumer, *ids))
+
     async def pending_page(
         self,
         *,
@@ -231,17 +257,85 @@ class TopicScripts(ScriptCaller):
         return await self.run("publish", keys, (*arguments, *fields))
 
     async def move_due(
-        self, *, stream: str, delayed: str, delayed_bodies: str, payloads: str, count: int
+        self,
+        *,
+        stream: str,
+        delayed: str,
+        delayed_bodies: str,
+        payloads: str,
+        counters: str,
+        count: int,
+        generation: int,
+        ids: Sequence[Argument] = (),
     ) -> list[int]:
-        """Store delayed messages that are due: how many, and ms until the next (-1: none)."""
-        return await self.run("move_due", (stream, delayed, delayed_bodies, payloads), (count,))
+        """Store delayed messages that are due, or these: how many, ms until the next (-1: none).
+
+        -2: the topic has grown since this generation, and nothing was stored.
+        """
+        keys = (stream, delayed, delayed_bodies, payloads, counters)
+        return await self.run("move_due", keys, (count, generation, *ids))
+
+    async def look_at_due(
+        self, *, stream: str, delayed: str, delayed_bodies: str, count: int, ahead_ms: int
+    ) -> Reply:
+        """Ms until the next delayed message is due (-1: none), and where those belong that are."""
+        keys = (stream, delayed, delayed_bodies)
+        return await self.run("look_at_due", keys, (count, ahead_ms))
+
+    async def adopt_delayed(
+        self,
+        *,
+        stream: str,
+        delayed: str,
+        delayed_bodies: str,
+        dedup: str,
+        dedup_times: str,
+        payload: str,
+        payloads: str,
+        id_: Argument,
+        due: Argument,
+        message: bytes,
+        remember_ms: int,
+        payload_name: str,
+        body: bytes,
+        old_payload: str,
+        partition: int,
+    ) -> int | None:
+        """Let a delayed message of another partition wait here: 1 now, 0 before; None: no topic."""
+        keys = (stream, delayed, delayed_bodies, dedup, dedup_times, payload, payloads)
+        arguments = (id_, due, message, remember_ms, payload_name, body, old_payload, partition)
+        return await self.run("adopt_delayed", keys, arguments)
+
+    async def drop_delayed(
+        self,
+        *,
+        delayed: str,
+        delayed_bodies: str,
+        payloads: str,
+        payload_prefix: str,
+        gone: Sequence[Argument],
+    ) -> int:
+        """Forget delayed messages that wait elsewhere, each an id and the name of its body."""
+        keys = (delayed, delayed_bodies, payloads)
+        return await self.run("drop_delayed", keys, (payload_prefix, *gone))
 
     async def beat_member(
-        self, *, members: str, member_info: str, meta: str, member: str, about: bytes, ttl_ms: int
+        self,
+        *,
+        members: str,
+        member_info: str,
+        meta: str,
+        member: str,
+        about: bytes,
+        ttl_ms: int,
+        version: bytes = b"",
     ) -> list[bytes] | None:
-        """Record a heartbeat; all who live and what they say of themselves; None: no topic."""
+        """Record a heartbeat: the version of the list of members; None: no topic.
+
+        Unless it is the known one, all who live follow, and what they say of themselves.
+        """
         keys = (members, member_info, meta)
-        return await self.run("beat_member", keys, (member, about, ttl_ms))
+        return await self.run("beat_member", keys, (member, about, ttl_ms, version))
 
     async def stay_member(self, *, members: str, member: str) -> bool:
         """Repeat the heartbeat of a consumer; False if it is not on the list."""

@@ -171,9 +171,10 @@ class TopicAdmin:
 
         Producers hold their messages for a moment, groups first handle what came before. Takes
         three times `topics.refresh_s` and a round trip for each partition. If it fails half-way
-        producers go on waiting: call it again with the same number. `TopicError` if the number is
-        not larger than what the topic has; and if consumers of the Java library read the topic now,
-        unless `force`: each of their groups gets a message without payload from each partition.
+        producers and consumers complete it. `TopicError` if the number is not larger than what the
+        topic has, or another growth is under way; and if consumers of the Java library read the
+        topic now, unless `force`: each of their groups gets a message without payload from each
+        partition.
         """
         if not force:
             facts = await read_facts(self._client, name)

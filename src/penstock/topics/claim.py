@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import msgspec
 
@@ -187,6 +188,32 @@ class Claim:
                 group=self.source.group,
                 epoch=self.epoch,
                 failed=failed,
+            )
+        )
+
+    async def park(self, ids: Sequence[bytes]) -> None:
+        """Let messages that were fetched, and not begun, wait on the server, not charged."""
+        self._check(
+            await self._scripts.park(
+                epochs=self.keys.epochs,
+                stream=self.keys.stream,
+                group=self.source.group,
+                epoch=self.epoch,
+                consumer=CONSUMER,
+                ids=ids,
+            )
+        )
+
+    async def unpark(self, ids: Sequence[bytes]) -> list[list[Any]]:
+        """Fetch parked messages again: id and fields of each, but of those that were trimmed."""
+        return self._check(
+            await self._scripts.unpark(
+                epochs=self.keys.epochs,
+                stream=self.keys.stream,
+                group=self.source.group,
+                epoch=self.epoch,
+                consumer=CONSUMER,
+                ids=ids,
             )
         )
 

@@ -32,6 +32,7 @@ from penstock.topics.keyed import KeyedRunner
 from penstock.topics.message import Message, Source
 from penstock.topics.ownership import RENEWALS_PER_LEASE, Ownership
 from penstock.topics.pace import Pace
+from penstock.topics.parked import Parked
 from penstock.topics.reader import Reader
 from penstock.topics.recovery import Recovery
 from penstock.topics.retention import apply_retention
@@ -61,6 +62,7 @@ class Runner(Protocol):
 
     async def run(self, held: Held) -> None: ...
     def left(self, held: Held) -> list[Item]: ...
+    def parked(self, held: Held) -> list[Parked]: ...
     def running(self, held: Held) -> list[bytes]: ...
     def forget(self, held: Held) -> None: ...
 
@@ -171,7 +173,9 @@ class Consumer(Service):
                 if self.subscription.ordering == "partition":
                     self._runner: Runner = SerialRunner(work, pace)
                 else:
-                    keyed = self._runner = KeyedRunner(work, pace)
+                    keyed = self._runner = KeyedRunner(
+                        work, pace, min(topics.fetch, self._room_for)
+                    )
                     work.is_ending = self._is_ending
                     helpers += [
                         group.create_task(keyed.slot(number)) for number in range(keyed.slots)

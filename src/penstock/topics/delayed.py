@@ -5,14 +5,22 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections.abc import Sequence
 
-from penstock.errors import NotOpen, ScriptMissing, ServerError
+from penstock.errors import NotOpen, ScriptMissing, ServerError, TopicError
 from penstock.quiet import RateLimitedLog
 from penstock.redis.client import Client
 from penstock.redis.script import load_script
-from penstock.redis.wire import Command, Reply
+from penstock.redis.wire import Argument, Reply
 from penstock.runtime.backoff import retry_delay_s
 from penstock.runtime.service import Service
+from penstock.topics.partitioners import Partitioner
+from penstock.topics.rehoming import (
+    LOOK_AHEAD_MS,
+    MOST_LOOKED_AT,
+    Rehoming,
+    TopicGeneration,
+)
 
 __all__ = ["Mover"]
 
@@ -27,8 +35,13 @@ SHORTEST_LOOK_S = 0.08
 LOOK_PER_PARTITION_S = 0.0025
 """With many partitions a worker looks less often, so that looking stays cheap."""
 
+_WHILE_IT_GROWS_S = 0.05
+_GROWN = -2
+
 Place = tuple[str, int]
 """Topic and partition."""
+_Call = tuple[str, tuple[str, ...], tuple[Argument, ...]]
+"""Name of a script, its keys, its arguments."""
 
 quiet = RateLimitedLog(logging.getLogger(__name__))
 
@@ -40,6 +53,9 @@ class Mover(Service):
     one for the topics that it consumes, so it needs no producer either. What a program sends is
     moved by its own mover on time. With messages whose sender has gone a worker may be as late as
     the time between two looks: 0.08 s for up to 32 partitions, a second for 400 or more.
+
+    If the topic has grown meanwhile, a message goes to the partition where its key belongs now. It
+    does not pass the marker of a growth: nothing is moved while its topic grows.
     """
 
     restartable = True
@@ -48,14 +64,16 @@ class Mover(Service):
         super().__init__("delayed messages")
         self.moved = 0
         self._client = client
+        self._homes = Rehoming(client)
         self._look_s = LONGEST_LOOK_S
         self._watched: set[Place] = set()
         self._due: dict[Place, float] = {}
         self._wake = asyncio.Event()
         self._failures = 0
 
-    def watch(self, topic: str, partitions: int) -> None:
+    def watch(self, topic: str, partitions: int, partitioner: Partitioner | None = None) -> None:
         """Look after all partitions of a topic from now on. May come again with more of them."""
+        self._homes.expect(topic, partitions, partitioner)
         more = {(topic, index) for index in range(partitions)} - self._watched
         if more:
             self._watched |= more
@@ -68,8 +86,11 @@ class Mover(Service):
         self._watched = {place for place in self._watched if place[0] != topic}
         self._pace()
 
-    def nudge(self, topic: str, partition: int, wait_ms: int) -> None:
+    def nudge(
+        self, topic: str, partition: int, wait_ms: int, partitioner: Partitioner | None = None
+    ) -> None:
         """Say that a message of this partition is due in `wait_ms`."""
+        self._homes.expect(topic, partition + 1, partitioner)
         place, at = (topic, partition), time.monotonic() + wait_ms / 1000
         earliest = min(self._due.values(), default=at + 1)
         if at < self._due.get(place, at + 1):
@@ -111,45 +132,108 @@ class Mover(Service):
     async def _move(self, places: list[Place]) -> None:
         """One call for each partition, all at once, and note when each is next."""
         asked_at = time.monotonic()
-        replies = await self._client.pipeline([self._command(place) for place in places])
-        forgotten = [
-            place for place, reply in enumerate(replies) if isinstance(reply, ScriptMissing)
-        ]
-        if forgotten:
-            texts = [self._command(places[at], text=True) for at in forgotten]
-            for at, reply in zip(forgotten, await self._client.pipeline(texts), strict=True):
-                replies[at] = reply
-        errors = [reply for reply in replies if isinstance(reply, ServerError)]
-        self._failures = self._failures + 1 if errors else 0
-        for place, reply in zip(places, replies, strict=True):
+        known = await self._know({topic for topic, _ in places})
+        replies: dict[Place, Reply] = {place: known[place[0]] for place in places}
+        asked = [place for place in places if isinstance(replies[place], TopicGeneration)]
+        calls = [self._call(place, replies[place]) for place in asked]
+        for place, call, reply in zip(asked, calls, await self._ask(calls), strict=True):
+            is_look = call[0] == "look_at_due" and not isinstance(reply, ServerError)
+            replies[place] = await self._see_to(place, reply) if is_look else reply
+        for topic in {place[0] for place, reply in replies.items() if _has_grown(reply)}:
+            try:
+                await self._homes.look_again(topic)
+            except (ServerError, TopicError) as error:
+                quiet.warning(topic, "topic %s grows, and cannot be looked at: %s", topic, error)
+        failed = [reply for reply in replies.values() if isinstance(reply, ServerError)]
+        self._failures = self._failures + 1 if failed else 0
+        for place, reply in replies.items():
             self._note(place, reply, asked_at)
-        if errors:
+        if failed:
             quiet.warning(
-                type(errors[0]).__name__,
+                type(failed[0]).__name__,
                 "delayed messages of %d partitions were not moved, trying again: %s",
-                len(errors),
-                errors[0],
+                len(failed),
+                failed[0],
             )
+
+    async def _know(
+        self, topics: set[str]
+    ) -> dict[str, TopicGeneration | ServerError | TopicError]:
+        """What is known of topics, or why nothing is."""
+        known: dict[str, TopicGeneration | ServerError | TopicError] = {}
+        for topic in topics:
+            try:
+                known[topic] = await self._homes.know(topic)
+            except (ServerError, TopicError) as error:
+                known[topic] = error
+        return known
+
+    async def _see_to(self, place: Place, reply: Reply) -> Reply:
+        """Move what is due in a topic that has grown: how much, and ms until the next."""
+        next_ms, *rows = reply
+        if not rows:
+            return [0, next_ms]
+        topic, index = place
+        try:
+            known = await self._homes.know(topic)
+            due, elsewhere = await self._homes.move(known, index, rows)
+            moved = 0
+            if due:
+                (reply,) = await self._ask([self._call(place, known, due)])
+                if isinstance(reply, ServerError) or _has_grown(reply):
+                    return reply
+                moved = reply[0]
+        except (ServerError, TopicError) as error:
+            return error
+        for home, wait_ms in elsewhere:
+            self.nudge(topic, home, wait_ms)
+        if len(rows) == MOST_LOOKED_AT and (moved or elsewhere):
+            next_ms = 0
+        return [moved, next_ms]
 
     def _note(self, place: Place, reply: Reply, asked_at: float) -> None:
         if isinstance(reply, ServerError):
             self._due[place] = time.monotonic() + retry_delay_s(self._failures)
             return
-        moved, next_ms = reply
+        moved, next_ms = (0, -1) if isinstance(reply, TopicError) else reply
         self.moved += moved
-        if next_ms >= 0:
+        if next_ms == _GROWN:
+            self._due[place] = time.monotonic() + _WHILE_IT_GROWS_S
+        elif next_ms >= 0:
             self._due[place] = asked_at + min(next_ms / 1000, self._look_s)
         elif place in self._watched:
             self._due[place] = asked_at + self._look_s
         elif self._due.get(place, 0.0) <= asked_at:  # else somebody nudged meanwhile
             self._due.pop(place, None)
 
-    def _command(self, place: Place, *, text: bool = False) -> Command:
+    # ---- asking the server
+
+    def _call(self, place: Place, known: TopicGeneration, ids: Sequence[bytes] = ()) -> _Call:
+        """What is asked of a partition: to move what is due; a look first if its topic grew."""
         keys = self._client.keys.partition(*place)
-        script, version = load_script("move_due"), self._client.server_version
-        build = script.by_text if text else script.by_digest
-        return build(
-            version,
-            (keys.stream, keys.delayed, keys.delayed_bodies, keys.payloads),
-            (MOST_AT_ONCE,),
+        waiting = (keys.stream, keys.delayed, keys.delayed_bodies)
+        if known.facts.generation > 1 and not ids:
+            return "look_at_due", waiting, (MOST_LOOKED_AT, LOOK_AHEAD_MS)
+        told = (MOST_AT_ONCE, known.generation, *ids)
+        return "move_due", (*waiting, keys.payloads, keys.counters), told
+
+    async def _ask(self, calls: list[_Call]) -> list[Reply]:
+        """Make calls of scripts, all at once."""
+        version = self._client.server_version
+        replies = await self._client.pipeline(
+            [load_script(name).by_digest(version, keys, told) for name, keys, told in calls]
         )
+        forgotten = [at for at, reply in enumerate(replies) if isinstance(reply, ScriptMissing)]
+        if forgotten:
+            texts = [
+                load_script(name).by_text(version, keys, told)
+                for name, keys, told in (calls[at] for at in forgotten)
+            ]
+            for at, reply in zip(forgotten, await self._client.pipeline(texts), strict=True):
+                replies[at] = reply
+        return replies
+
+
+def _has_grown(reply: Reply) -> bool:
+    """Whether a partition has the marker of a growth that was not known."""
+    return isinstance(reply, list) and bool(reply[1] == _GROWN)  # pyright: ignore[reportUnknownArgumentType]

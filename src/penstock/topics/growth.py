@@ -3,18 +3,27 @@
 Producers are told, and hold still from a moment on that all of them know. Then each partition gets
 a marker behind everything that was placed by the old number; groups do not go past the markers, nor
 read the new partitions, until they have handled all that stands before them.
+
+Every step may be repeated, and be taken by several at once. So if the process that began a growth
+dies, any producer that waits for it, and any consumer of the topic, completes it.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
+import random
+import time
 
-from penstock.errors import InvalidMessage, TopicError, TopicMissing
+from penstock.errors import InvalidMessage, PenstockError, TopicError, TopicMissing
+from penstock.quiet import RateLimitedLog
 from penstock.redis.client import Client
-from penstock.topics.facts import MOST_PARTITIONS, open_partitions
+from penstock.topics.facts import MOST_PARTITIONS, Facts, open_partitions
 from penstock.topics.groups import known_groups
 
-__all__ = ["grow_topic"]
+__all__ = ["OverdueGrowth", "grow_topic"]
+
+quiet = RateLimitedLog(logging.getLogger(__name__))
 
 _REFRESHES = 3
 """Producers hear of a growth within one; the rest is for sends that are on their way."""
@@ -31,7 +40,57 @@ async def grow_topic(client: Client, topic: str, partitions: int) -> None:
     announced = await _announce(client, topic, partitions)
     if announced is None:
         return
-    before, generation = announced
+    await _complete(client, topic, *announced, partitions)
+
+
+class OverdueGrowth:
+    """Completes a growth of one topic that was announced, and not completed by who announced it."""
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+        self._generation, self._overdue_at = 0, 0.0
+
+    async def look(self, facts: Facts) -> bool:
+        """Complete the growth if it is overdue; whether the facts have changed by that.
+
+        Not all who notice begin at the same moment: as a rule one of them does it.
+        """
+        if not facts.growing_to or facts.switch_ms:
+            self._generation = 0
+            return False
+        refresh_s = self._client.settings.topics.refresh_s
+        if self._generation != facts.generation:
+            self._generation = facts.generation
+            self._overdue_at = time.monotonic() + refresh_s * random.uniform(1, 2)  # noqa: S311
+        if time.monotonic() < self._overdue_at:
+            return False
+        quiet.warning(
+            facts.name,
+            "topic %s was to grow to %d partitions, and whatever began that has not completed it; "
+            "it is completed now",
+            facts.name,
+            facts.growing_to,
+        )
+        self._overdue_at = time.monotonic() + refresh_s
+        try:
+            await _complete(
+                self._client, facts.name, facts.partitions, facts.generation, facts.growing_to
+            )
+        except PenstockError as error:
+            quiet.warning(
+                f"{facts.name} fails",
+                "the growth of topic %s cannot be completed: %s",
+                facts.name,
+                error,
+            )
+            return False
+        return True
+
+
+async def _complete(
+    client: Client, topic: str, before: int, generation: int, partitions: int
+) -> None:
+    """Take all steps that follow the moment from which on producers hold still."""
     await _add_partitions(client, topic, before, partitions)
     markers = [await _mark(client, topic, index, generation + 1) for index in range(before)]
     # Once more: a group that came meanwhile has to read the new partitions from their beginning.

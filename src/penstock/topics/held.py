@@ -9,6 +9,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from heapq import heappop, heappush
 from typing import Any, TypeVar
 
@@ -35,6 +36,7 @@ Item = list[Any] | Message
 
 _MOST_AT_ONCE = 1_000
 _MOST_UNCHARGED = 500
+_MOST_PARKED_AT_ONCE = 250
 _NO_GROUP = "NOGROUP"
 
 
@@ -132,12 +134,10 @@ class Held:
     def put(self, chunk: list[Item], size: int | None = None) -> None:
         """Queue what was read: `size` bytes."""
         if size is None:
-            size = sum(sum(map(len, _fields(item))) for item in chunk)
+            size = _size_of(chunk)
         self.sized = True
         self.queue.append(chunk)
-        self.buffered += len(chunk)
-        self._bytes += size
-        self._room.take(len(chunk), size)
+        self._take(len(chunk), size)
         self.arrived.set()
 
     def put_strays(self, strays: list[Item]) -> None:
@@ -170,6 +170,19 @@ class Held:
         A partition that has nothing in hand is never full.
         """
         return self.buffered > most or (self.buffered > 0 and not self._room.has_bytes)
+
+    def fitting(self, size: int) -> int:
+        """How many messages of late fit into so many bytes, at least one."""
+        return self._room.sizes.fitting(size)
+
+    def take(self, items: Sequence[Item]) -> None:
+        """Note that messages have come into the runner's hands that no read brought."""
+        self._take(len(items), _size_of(items))
+
+    def _take(self, count: int, size: int) -> None:
+        self.buffered += count
+        self._bytes += size
+        self._room.take(count, size)
 
     def drop(self, count: int) -> None:
         """Note that messages have left the runner's hands."""
@@ -356,6 +369,16 @@ class Held:
         if not self.lost:
             self._counts.retried += 1
 
+    async def park(self, ids: Sequence[bytes]) -> None:
+        """Let messages that were fetched, and not begun, wait on the server, not charged."""
+        for place in range(0, len(ids), _MOST_PARKED_AT_ONCE):
+            some = ids[place : place + _MOST_PARKED_AT_ONCE]
+            await self.surely("park", partial(self.claim.park, some))
+
+    async def unpark(self, ids: Sequence[bytes]) -> list[list[Any]] | None:
+        """Fetch parked messages again, without those that were trimmed; None if it is lost."""
+        return await self.surely("unpark", lambda: self.claim.unpark(ids))
+
     async def pending(self, start: str, count: int) -> list[Left]:
         """One page of what is pending, in the order of ids."""
         return await self.surely("look", lambda: self.claim.pending(start, count)) or []
@@ -407,6 +430,10 @@ class Held:
 
 def _fields(item: Item) -> Fields:
     return item.fields if isinstance(item, Message) else item[1]
+
+
+def _size_of(items: Sequence[Item]) -> int:
+    return sum(sum(map(len, _fields(item))) for item in items)
 
 
 def entry_id(item: Item) -> bytes:

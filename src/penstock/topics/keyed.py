@@ -12,34 +12,29 @@ from penstock.delivery.threads import HandlerThreads
 from penstock.topics.held import Held, Item, entry_id
 from penstock.topics.message import BARRIER, KEY, PAYLOAD, Fields, Message, field_of, is_marker
 from penstock.topics.pace import Pace
+from penstock.topics.parked import Parked
+from penstock.topics.parking import Line, Parking
 from penstock.topics.work import DEFAULT_CONCURRENCY, Work
 
 __all__ = ["KeyedRunner"]
 
 _KEY_PLACE = 2
 _LOOK_EVERY_S = 0.02
-
-
-class Line:
-    """Messages of one key that wait for each other; the first is under way, or waits to be."""
-
-    __slots__ = ("first", "held", "key", "rest")
-
-    def __init__(self, held: Held, key: bytes | None, first: Item) -> None:
-        self.held, self.key, self.first = held, key, first
-        self.rest: deque[Item] | None = None
-        """Most keys have one message at a time, so this is made when there is a second."""
-
-    @property
-    def items(self) -> list[Item]:
-        return [self.first, *(self.rest or ())]
+# A key that keeps the others from being read for this long has its messages parked.
+_PATIENCE_S = 0.5
+# Messages to be read at once while they are parked anyway, however long handlers take.
+_WORTH_READING = 128
 
 
 class KeyedRunner:
-    """Slots take lines that are ready. A line is in one slot at a time, so its key keeps order."""
+    """Slots take lines that are ready. A line is in one slot at a time, so its key keeps order.
 
-    def __init__(self, work: Work, pace: Pace) -> None:
-        self._work, self._pace = work, pace
+    `ahead` is how many messages may be read ahead, over all partitions. Lines that wait for a retry
+    take up to half of that, then they are parked.
+    """
+
+    def __init__(self, work: Work, pace: Pace, ahead: int) -> None:
+        self._work, self._pace, self._ahead = work, pace, ahead
         self._by_key = work.subscription.ordering == "key"
         self._in_order = work.subscription.keeps_retries_in_order
         self._loop = asyncio.get_running_loop()
@@ -50,6 +45,10 @@ class KeyedRunner:
         self._unbegun: dict[Held, list[Item]] = {}
         self._behind_marker: dict[Held, list[Item]] = {}
         self._waiting: dict[Line, asyncio.TimerHandle] = {}
+        self._parking: dict[Held, Parking] = {}
+        self._fed: dict[Held, int] = {}
+        self._relief: asyncio.TimerHandle | None = None
+        """Looks whether one key keeps the others from being read."""
         self._next_suspect: Line | None = None
         """The line whose slot waits for the turn of a suspect: one at a time, so that suspects
         leave the other slots to the other keys."""
@@ -66,6 +65,7 @@ class KeyedRunner:
     async def run(self, held: Held) -> None:
         """Feed the lines from a partition until it closes and what was begun has ended."""
         self._lines[held], self._active[held], self._unbegun[held] = {}, 0, []
+        self._parking[held], self._fed[held] = Parking(held, self._work), 0
         while (chunk := await held.next_chunk()) is not None:
             await self._feed(held, chunk)
             await asyncio.sleep(0)
@@ -83,12 +83,21 @@ class KeyedRunner:
         return [
             *self._unbegun[held],
             *self._behind_marker.get(held, ()),
+            *self._parking[held].delivered(),
             *(item for line in lines if line and line.held is held for item in line.items),
         ]
 
+    def parked(self, held: Held) -> list[Parked]:
+        """What waits on the server for the turn of its key."""
+        return self._parking[held].snapshot() if held in self._parking else []
+
     def running(self, held: Held) -> list[bytes]:
         """Ids whose handlers go on although the partition was lost."""
-        return [entry_id(line.first) for line in self._running if line and line.held is held]
+        return [
+            entry_id(line.first)
+            for line in self._running
+            if line and line.held is held and line.first is not None
+        ]
 
     def forget(self, held: Held) -> None:
         for lines in (self._ready, self._aside):
@@ -97,25 +106,21 @@ class KeyedRunner:
             lines.extend(kept)
         for line in [line for line in self._waiting if line.held is held]:
             self._waiting.pop(line).cancel()
-        for known in (self._lines, self._active, self._unbegun, self._behind_marker):
+        for known in (
+            *(self._lines, self._active, self._unbegun, self._behind_marker),
+            *(self._parking, self._fed),
+        ):
             known.pop(held, None)
 
     async def _feed(self, held: Held, chunk: list[Item]) -> None:
         """Put a chunk into lines; what follows a marker waits for all before it."""
         lines, by_key, ready = self._lines[held], self._by_key, self._ready
+        add, parked = self._parking[held].add, 0
         for place, item in enumerate(chunk):
             fields: Fields = item[1] if type(item) is list else _fields_of(item)
             if fields[0] == BARRIER and is_marker(fields):
-                self._wake()
-                self._behind_marker[held] = chunk[place:]
-                # Not `_until`: a retry may be due in an hour, a stop is not to wait for it.
-                while self._active[held] and await held.wait_open(_LOOK_EVERY_S):
-                    pass
-                await self._work.special(held, item)
-                held.drop(1)
-                self._behind_marker.pop(held, None)
+                await self._pass_marker(held, chunk[place:])
                 if held.closing:
-                    self._unbegun[held] += chunk[place:]
                     break
                 continue
             self._active[held] += 1
@@ -130,13 +135,39 @@ class KeyedRunner:
                     if line is None:
                         lines[key] = line = Line(held, key, item)
                         ready.append(line)
-                    elif line.rest is None:
-                        line.rest = deque((item,))
-                    else:
+                    elif line.rest is not None and not line.is_held_up:
                         line.rest.append(item)
+                    else:
+                        parked += add(line, item)
                     continue
             ready.append(Line(held, None, item))
         self._wake()
+        self._fed[held] += 1
+        self._look_for_crowds(held)
+        if parked:
+            await self._have_parked(held, len(chunk) - parked)
+
+    async def _pass_marker(self, held: Held, chunk: list[Item]) -> None:
+        """Go on when all that was read before a marker has ended; it stands first in the chunk."""
+        self._wake()
+        self._behind_marker[held] = chunk
+        # Not `_until`: a retry may be due in an hour, a stop is not to wait for it.
+        while self._active[held] and await held.wait_open(_LOOK_EVERY_S):
+            pass
+        await self._work.special(held, chunk[0])
+        held.drop(1)
+        self._behind_marker.pop(held, None)
+        if held.closing:
+            self._unbegun[held] += chunk
+
+    async def _have_parked(self, held: Held, others: int) -> None:
+        """Go on when the server knows what was parked of a chunk, and there is room for more."""
+        if not others:
+            self._pace.count = max(self._pace.count, min(_WORTH_READING, self._ahead))
+        parking = self._parking[held]
+        await parking.tell()
+        while parking.is_full and await held.wait_open(_PATIENCE_S):
+            pass
 
     async def slot(self, number: int) -> None:
         """Run handlers until cancelled; a handler that cancels its own task does not count."""
@@ -160,6 +191,10 @@ class KeyedRunner:
         if line is self._next_suspect:
             self._call_next_suspect()
         first = line.first
+        if first is None:
+            self._ready.append(line)
+            self._wake()
+            return
         message = first if isinstance(first, Message) else Message(line.held.source, *first)
         line.first = Message(message.source, message.entry_id, message.fields, message.attempt + 1)
         self._ready.append(line)
@@ -171,27 +206,55 @@ class KeyedRunner:
             while not ready or (threads is not None and not self._has_place(threads)):
                 await self._rest()
             line = ready.popleft()
+            first = line.first
+            if first is None:
+                running[number] = line
+                await self._load(line)
+                running[number] = None
+                continue
             if line.held.suspects and self._waits_for_turn(line):
                 continue
             running[number] = line
             self._busy += 1
             if not self._handled:
                 self._since = time.monotonic()
-            wait_s = await self._first_of(line)
+            wait_s = await self._first_of(line, first)
             running[number] = None
             self._busy -= 1
             if line is self._next_suspect:
                 self._call_next_suspect()  # its partition closed before it had its turn
             if line.held.lost:
-                await self._work.ended_late(line.held, entry_id(line.first))
+                await self._work.ended_late(line.held, entry_id(first))
             if line.held not in self._lines:
                 continue  # the partition was lost, and this handler did not end with it
             if wait_s is None:
                 self._advance(line)
             else:
-                self._waiting[line] = self._loop.call_later(wait_s, self._due, line)
-                if line.held.closing:
-                    self._due(line)
+                self._wait(line, wait_s)
+
+    def _wait(self, line: Line, wait_s: float) -> None:
+        """Let a line come again later."""
+        self._waiting[line] = self._loop.call_later(wait_s, self._due, line)
+        if line.held.closing:
+            self._due(line)
+        else:
+            self._parking[line.held].stall(line)
+            self._look_for_crowds(line.held)
+
+    async def _load(self, line: Line) -> None:
+        """Fetch the next messages of a line that has none in memory, and let it go on."""
+        held, gone = line.held, 0
+        if line.parked and not held.closing:
+            gone = await self._parking[held].load(line, line.parked)
+        if held not in self._lines:
+            return  # the partition was lost
+        if held.closing:
+            gone += self._parking[held].abandon(line)
+        self._ended(held, gone)
+        if line.items or line.parked:
+            self._ready.append(line)
+        elif line.key is not None:
+            del self._lines[held][line.key]
 
     def _has_place(self, threads: HandlerThreads) -> bool:
         """Whether the first line may begin: abandoned calls hold their places.
@@ -213,9 +276,9 @@ class KeyedRunner:
         self._idle.append(idle)
         await idle
 
-    async def _first_of(self, line: Line) -> float | None:
+    async def _first_of(self, line: Line, item: Item) -> float | None:
         """Handle the first message of a line; seconds if it is to come again before the others."""
-        held, item, work = line.held, line.first, self._work
+        held, work = line.held, self._work
         if held.closing or (time.monotonic() >= held.deadline and not await held.until_certain()):
             self._unbegun[held].append(item)
             return None
@@ -276,13 +339,53 @@ class KeyedRunner:
         line.first = Message(message.source, message.entry_id, message.fields, message.attempt + 1)
         return wait_s
 
+    # ---- lines that keep others from being read
+
+    def _enough(self) -> int:
+        """Messages in memory for which a partition is not read any more."""
+        return max(1, min(self._pace.count, self._ahead // max(1, len(self._lines))))
+
+    def _look_for_crowds(self, held: Held) -> None:
+        parking, enough = self._parking[held], self._enough()
+        # Messages that are large are as much of a crowd as many.
+        is_crowd = parking.stalled > enough // 2 or (parking.stalled and held.is_full(enough))
+        if is_crowd and not parking.is_full:
+            parking.park_stalled()
+        if self._relief is None and (parking.stalled or held.is_full(enough - 1)):
+            self._look_later()
+
+    def _look_later(self) -> None:
+        self._relief = self._loop.call_later(_PATIENCE_S, self._relieve, self._fed.copy())
+
+    def _relieve(self, fed: dict[Held, int]) -> None:
+        """Park what waits behind handlers that take long, if slots are free for other keys."""
+        self._relief, enough = None, self._enough()
+        has_slots = self._idle and not self._ready
+        for held, lines in self._lines.items():
+            parking = self._parking[held]
+            if held.closing or parking.is_full:
+                continue
+            if has_slots and held.is_full(enough - 1) and fed.get(held) == self._fed[held]:
+                for line in lines.values():
+                    if line.rest and not line.is_held_up:
+                        parking.park(line, from_first=False)
+            self._look_for_crowds(held)
+
     def _due(self, line: Line) -> None:
         self._waiting.pop(line).cancel()
+        self._parking[line.held].go_on(line)
         self._ready.append(line)
         self._wake()
 
     def _hurry(self, held: Held) -> None:
-        """Let lines that wait for a retry end now, as their partition closes."""
+        """Let lines that wait for a retry end now, as their partition closes.
+
+        What is parked stays where it is.
+        """
+        parking = self._parking[held]
+        for line in list(parking.lines):
+            if line.first is not None or line not in self._running:
+                self._ended(held, parking.abandon(line))
         for line in [line for line in self._waiting if line.held is held]:
             self._due(line)
         aside = [line for line in self._aside if line.held is held]
@@ -293,12 +396,14 @@ class KeyedRunner:
 
     def _advance(self, line: Line) -> None:
         held = line.held
-        held.drop(1)
-        self._active[held] -= 1
-        if not self._active[held]:
-            self._emptied.set()
+        if line.parked is None:
+            held.drop(1)
+        self._ended(held, 1)
         if line.rest:
             line.first = line.rest.popleft()
+            self._ready.append(line)
+        elif line.parked:
+            line.first = None
             self._ready.append(line)
         elif line.key is not None:
             del self._lines[held][line.key]
@@ -306,10 +411,17 @@ class KeyedRunner:
         if self._handled >= self._pace.count:
             self._note_pace()
 
+    def _ended(self, held: Held, count: int) -> None:
+        self._active[held] -= count
+        if not self._active[held]:
+            self._emptied.set()
+
     def _note_pace(self) -> None:
         now = time.monotonic()
         self._pace.note(max(1, self._handled // max(1, len(self._lines))), now - self._since)
         self._handled, self._since = 0, now
+        for held in self._lines:
+            self._look_for_crowds(held)
 
     def _wake(self) -> None:
         for _ in range(min(len(self._idle), len(self._ready))):

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from penstock.errors import PenstockError, TopicError
 from penstock.redis.client import Client
 from penstock.topics.facts import Facts, Options, ensure_topic, read_facts
+from penstock.topics.growth import OverdueGrowth
 
 __all__ = ["Known"]
 
@@ -32,7 +33,8 @@ class Known:
     back with the next message, so then `TopicMissing` is raised.
 
     While the topic grows, messages are placed by the old number for as long as every producer may
-    still do so, and held from then on until the new number shows.
+    still do so, and held from then on until the new number shows. If whatever began the growth is
+    gone by then, it is completed here.
     """
 
     def __init__(
@@ -47,6 +49,7 @@ class Known:
         self._partitions, self._options = partitions, options
         self._refresh_s = client.settings.topics.refresh_s
         self._snapshot: _Snapshot | None = None
+        self._overdue = OverdueGrowth(client)
         self._made = False
         self._asking = asyncio.Lock()
         self._refreshing: asyncio.Task[None] | None = None
@@ -75,7 +78,7 @@ class Known:
                     f"topic {self._topic!r} has been growing for more than {_LONGEST_HOLD_S:g} s, "
                     "so nothing can be sent to it; grow it once more to complete that"
                 )
-            await asyncio.sleep(_LOOK_AGAIN_S)
+            await self._until_grown()
         return facts
 
     async def again(self) -> Facts:
@@ -115,6 +118,14 @@ class Known:
         if before is not None and before.facts.life != facts.life:
             return await ensure_topic(self._client, self._topic)
         return facts
+
+    async def _until_grown(self) -> None:
+        """Wait a moment for the end of a growth, or bring it about."""
+        async with self._asking:
+            snapshot = self._snapshot
+            if snapshot is not None and await self._overdue.look(snapshot.facts):
+                return
+        await asyncio.sleep(_LOOK_AGAIN_S)
 
     def _note(self, asked_at: float, facts: Facts) -> None:
         ends_at = asked_at + self._refresh_s

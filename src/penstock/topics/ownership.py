@@ -20,6 +20,7 @@ from penstock.redis.scripts import Scripts
 from penstock.redis.wire import Command
 from penstock.topics.claim import Claim
 from penstock.topics.facts import Facts, open_partitions, read_facts
+from penstock.topics.growth import OverdueGrowth
 from penstock.topics.held import Counts, Held
 from penstock.topics.looking import text
 from penstock.topics.message import Source
@@ -74,12 +75,21 @@ class Ownership:
             pid=os.getpid(),
             cap=subscription.max_partitions or 0,
             pin=subscription.pin,
+            versions=True,
         )
         self._ttl_s = client.settings.topics.lease_ttl_s
         self._endless_s = client.settings.topics.endless_lease_s
         self._facts: Facts | None = None
         self._strangers: dict[int, tuple[_Lease, float]] = {}
         """Leases of owners that are not members, by partition; since when they are unchanged."""
+        self._overdue = OverdueGrowth(client)
+        self._members: dict[str, Member] = {}
+        self._version = b""
+        """Of `_members`; empty if the whole list has to be asked for."""
+        self._shared: tuple[object, int] | None = None
+        """Members and number of partitions for which `_open` and `_share` were computed."""
+        self._open: list[int] = []
+        self._share = 0
 
     @property
     def group(self) -> str:
@@ -88,11 +98,12 @@ class Ownership:
     async def balance(self) -> Facts:
         """Say that we live, see who else does, and take or give up partitions."""
         facts = await read_facts(self._client, self.topic)
+        if await self._overdue.look(facts):
+            facts = await read_facts(self._client, self.topic)
         self.partitions = facts.partitions
         await self._register(facts)
         members = await self._beat()
-        open_ = candidates(facts.partitions, members[self.name], members)
-        share = quota(self.name, open_, members)
+        open_, share = self._share_of(facts.partitions, members)
         kept = [held for held in self.helds.values() if not held.closing]
         for held in sorted(kept, key=lambda one: one.source.partition)[share:]:
             logger.info("%s: handing over, others have fewer", held)
@@ -142,6 +153,14 @@ class Ownership:
             await register_group(self._client, facts, self.group, self._subscription.start_id)
             self._facts = facts
 
+    def _share_of(self, partitions: int, members: dict[str, Member]) -> tuple[list[int], int]:
+        """Which partitions may be ours, and how many of them; computed when something changed."""
+        if self._shared is None or self._shared[0] is not members or self._shared[1] != partitions:
+            self._open = candidates(partitions, members[self.name], members)
+            self._share = quota(self.name, self._open, members)
+            self._shared = (members, partitions)
+        return self._open, self._share
+
     async def _beat(self) -> dict[str, Member]:
         keys = self._client.keys.topic(self.topic)
         reply = await self._client.scripts.beat_member(
@@ -151,13 +170,20 @@ class Ownership:
             member=self.name,
             about=msgspec.json.encode(self._about),
             ttl_ms=round(self._ttl_s * 1000),
+            version=self._version,
         )
         if reply is None:
             raise TopicMissing(self.topic)
-        return {
-            text(name): read_member(about)
-            for name, about in zip(reply[::2], reply[1::2], strict=True)
-        }
+        version, *listed = reply
+        if listed:
+            self._members = {
+                text(name): read_member(about)
+                for name, about in zip(listed[::2], listed[1::2], strict=True)
+            }
+            # Those of earlier versions of Penstock are replaced by others without a sign.
+            all_tell = all(member.versions for member in self._members.values())
+            self._version = version if all_tell else b""
+        return self._members
 
     async def _take(self, wanted: int, free: list[int], members: dict[str, Member]) -> None:
         # Everybody begins somewhere else, so that consumers who start together do not collide.
@@ -199,6 +225,7 @@ class Ownership:
         seen, since = self._strangers.get(index, (None, now))
         if seen is None or not self._is_unchanged(seen, lease):
             self._strangers[index] = lease, now
+            self._version = b""  # see the whole list before it is believed
             return False
         longest_s = self._endless_s if math.isinf(lease.ends_at) else self._ttl_s
         return now - since > longest_s

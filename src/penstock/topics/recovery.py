@@ -13,10 +13,12 @@ from penstock.quiet import RateLimitedLog
 from penstock.topics.barrier import Barriers
 from penstock.topics.claim import Left
 from penstock.topics.held import Held, Item, entry_id
+from penstock.topics.message import Message
 from penstock.topics.ownership import RENEWALS_PER_LEASE
+from penstock.topics.parked import Parked
 from penstock.topics.work import Work
 
-__all__ = ["Recovery"]
+__all__ = ["InHand", "Recovery"]
 
 quiet = RateLimitedLog(logging.getLogger(__name__))
 
@@ -33,6 +35,25 @@ class Runner(Protocol):
     """What knows which messages are in hand."""
 
     def left(self, held: Held) -> list[Item]: ...
+    def parked(self, held: Held) -> list[Parked]: ...
+
+
+class InHand:
+    """Ids that are in our hands at one moment, be they parked on the server."""
+
+    def __init__(self, ids: set[bytes], parked: list[Parked]) -> None:
+        self._ids, self._parked = ids, parked
+        self._parked_ids: set[bytes] | None = None
+
+    def __len__(self) -> int:
+        return len(self._ids) + sum(map(len, self._parked))
+
+    def __contains__(self, id_: bytes) -> bool:
+        if id_ in self._ids:
+            return True
+        if self._parked_ids is None:  # many, and seldom asked for
+            self._parked_ids = {one for parked in self._parked for one in parked}
+        return id_ in self._parked_ids
 
 
 class Recovery:
@@ -149,14 +170,15 @@ class Recovery:
                     held.waits[left.id] = 2 * held.claim.ttl_s / RENEWALS_PER_LEASE
         return message
 
-    def in_hand(self, held: Held) -> set[bytes]:
+    def in_hand(self, held: Held) -> InHand:
         """Ids in our hands. Taken before the server is asked: what ends meanwhile is in it."""
         known = held.unsettled_ids() | held.returning | set(held.history) | held.retrying_ids()
         for chunk in (*held.queue, self._runner.left(held)):
-            known.update(map(entry_id, chunk))
-        return known
+            # What has no fields is parked.
+            known.update(entry_id(item) for item in chunk if isinstance(item, Message) or item[1])
+        return InHand(known, self._runner.parked(held))
 
-    def _stray(self, held: Held, left: Left, known: set[bytes]) -> Item | None:
+    def _stray(self, held: Held, left: Left, known: InHand) -> Item | None:
         """Make a first delivery of a message whose first delivery did not arrive."""
         if left.id in known or left.wait_ms:
             return None

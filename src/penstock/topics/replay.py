@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -38,6 +39,8 @@ ORIGINAL_ID = "x-original-message-id"
 """The header by which the Java library tells a message that comes again."""
 
 _CHUNK = 100
+_LONGEST_HOLD_S = 30.0
+_LOOK_AGAIN_S = 0.1
 _MOST_PARTS = 4_000
 """Names and values that a script can hand to one command: its stack is limited."""
 _OURS = (TARGET_GROUP, MESSAGE_ID, HEADERS)
@@ -81,11 +84,13 @@ class Replay:
         self._count = 0
         self._moved_before: dict[int, tuple[int, int]] = {}
         self._groups: frozenset[str] = frozenset()
+        self._looked_at = 0.0
         self._matched = self._replayed = self._repeated = 0
         self._skipped: dict[str, str] = {}
 
     async def prepare(self) -> None:
         """Look at the topic; `TopicMissing`, or `TopicError` while it grows. One round trip."""
+        looked_at = time.monotonic()
         keys = self._client.keys.topic(self._topic)
         meta, groups = await self._client.pipeline([("HGETALL", keys.meta), ("HKEYS", keys.groups)])
         for reply in (meta, groups):
@@ -101,6 +106,21 @@ class Replay:
         # Messages before these were placed when the topic had fewer partitions.
         markers = read_markers(meta).get(whole_number(facts.get(b"generation"), 1), {})
         self._moved_before = {index: id_numbers(marker) for index, marker in markers.items()}
+        self._looked_at = looked_at
+
+    async def _look_again(self) -> None:
+        """Be as certain of the number of partitions as producers are; wait while it changes."""
+        refresh_s = self._client.settings.topics.refresh_s
+        deadline = time.monotonic() + _LONGEST_HOLD_S
+        while time.monotonic() - self._looked_at > refresh_s:
+            try:
+                await self.prepare()
+            except TopicMissing:
+                raise
+            except TopicError:
+                if time.monotonic() > deadline:
+                    raise
+                await asyncio.sleep(_LOOK_AGAIN_S)
 
     def result(self) -> Replayed:
         return Replayed(
@@ -127,10 +147,11 @@ class Replay:
 
         Partitions go side by side, letters of one partition one after the other.
         """
+        await self._throttle.wait(self._replayed + self._repeated)
+        await self._look_again()
         lanes: dict[int, list[_Ready]] = {}
         for one in await self.examine(letters):
             lanes.setdefault(one.partition, []).append(one)
-        await self._throttle.wait(self._replayed + self._repeated)
         ends = await asyncio.gather(*map(self._send_lane, lanes.values()), return_exceptions=True)
         for end in ends:
             if end is not None:

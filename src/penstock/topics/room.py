@@ -42,11 +42,11 @@ def fetched_bytes_of(client: Client) -> FetchedBytes:
 class Room:
     """How much more a consumer may fetch, over all its partitions; readers wait for it."""
 
-    __slots__ = ("_bytes", "_changed", "_fetched", "_sizes", "_waiting", "left")
+    __slots__ = ("_bytes", "_changed", "_fetched", "_waiting", "left", "sizes")
 
     def __init__(self, most: int, sizes: Sizes, fetched: FetchedBytes) -> None:
         self.left = most
-        self._sizes = sizes
+        self.sizes = sizes
         self._fetched = fetched
         self._bytes = 0
         self._waiting = 0
@@ -55,7 +55,7 @@ class Room:
     @property
     def fitting(self) -> int:
         """How many messages may be asked for at once, if they are as large as those before."""
-        return max(1, min(self.left, self._sizes.fitting(self._fetched.left)))
+        return max(1, min(self.left, self.sizes.fitting(self._fetched.left)))
 
     @property
     def has_bytes(self) -> bool:
@@ -72,7 +72,7 @@ class Room:
 
     def take(self, count: int, size: int) -> None:
         """Note that messages have come, and how large they are."""
-        self._sizes.note(size, count)
+        self.sizes.note(size, count)
         self.left -= count
         self._bytes += size
         self._fetched.left -= size

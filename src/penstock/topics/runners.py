@@ -16,6 +16,7 @@ from penstock.topics.held import Held, Item
 from penstock.topics.message import PAYLOAD, Message
 from penstock.topics.outcomes import failures_in
 from penstock.topics.pace import Pace
+from penstock.topics.parked import Parked
 from penstock.topics.work import PLAIN_FIELDS, Work
 
 __all__ = ["SerialRunner"]
@@ -55,6 +56,10 @@ class SerialRunner:
     def left(self, held: Held) -> list[Item]:
         """What was taken from the queue and has not ended, as far as can be told from here."""
         return self._chunks.get(held, [])
+
+    def parked(self, held: Held) -> list[Parked]:  # noqa: ARG002  as the other runner
+        """Nothing: what waits for a message of its partition is in memory, and little."""
+        return []
 
     def running(self, held: Held) -> list[bytes]:  # noqa: ARG002  as the other runner
         """Ids whose handlers go on although the partition was lost: they were cut short."""

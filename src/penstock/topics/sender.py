@@ -285,7 +285,7 @@ class Sender:
             self._mover = Mover(self.client)
         if self._owns_mover:
             await self._mover.start()
-        self._mover.nudge(self.topic, lane.index, wait_ms)
+        self._mover.nudge(self.topic, lane.index, wait_ms, self.partitioner)
 
 
 def _check_idempotency_key(key: object) -> None:

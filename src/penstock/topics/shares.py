@@ -20,6 +20,8 @@ class Member(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Most partitions it takes; 0 for any number."""
     pin: tuple[int, int] | None = None
     """It takes exactly the partitions whose number leaves this remainder."""
+    versions: bool = False
+    """Whether it makes a new version of the list of members when it comes and goes."""
 
 
 def read_member(about: bytes) -> Member:

@@ -11,6 +11,7 @@ from penstock.errors import ServerError
 from penstock.quiet import RateLimitedLog
 from penstock.redis.client import Client
 from penstock.topics.held import Held
+from penstock.topics.recovery import InHand
 
 __all__ = ["StrayAudit"]
 
@@ -35,7 +36,7 @@ class StrayAudit:
         self,
         client: Client,
         helds: Callable[[], Iterable[Held]],
-        in_hand: Callable[[Held], set[bytes]],
+        in_hand: Callable[[Held], InHand],
     ) -> None:
         self._client, self._helds, self._in_hand = client, helds, in_hand
         self._every_s = client.settings.topics.audit_s

@@ -21,6 +21,7 @@ from penstock.errors import OutcomeUnknown, PenstockError
 from penstock.settings import Settings, TimeoutSettings, TopicSettings, WorkerSettings
 from penstock.testing.eventually import eventually
 from penstock.testing.history import Recorder, Verdict, check, payload_hash, read_history
+from penstock.topics.message import is_marker
 
 WORKER = Path(__file__).parent / "worker.py"
 FAULTS = Path(__file__).parents[1]
@@ -407,6 +408,8 @@ class Crew:
             pending = {row[0] for row in rows}
         for id_, fields in await self.app.redis.call("XRANGE", stream, "-", "+"):
             told = dict(zip(fields[::2], fields[1::2], strict=True))
+            if is_marker(fields):
+                continue
             about = {
                 "partition": index,
                 "msg": id_.decode(),

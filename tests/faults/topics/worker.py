@@ -259,6 +259,8 @@ async def work(told: dict) -> int:
             counts.follow(worker._work)
             # After the first steps of the worker, which takes over the signals then.
             asyncio.get_running_loop().call_soon((folder / f"{told['actor']}.up").touch)
+            if told.get("grow"):
+                await app.topics.grow(told["topic"], told["grow"])
             try:
                 return await worker.run(handle_signals=True)
             finally:

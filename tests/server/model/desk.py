@@ -183,7 +183,18 @@ class Desk:
         message = Message(source, id_.encode(), [b"payload", b"x"])
         return await bury(self.client, message, reason="fatal", attempts=1)
 
-    async def beat(self, member: str = "anna") -> Any:
+    async def park(self, epoch: int, ids: list[str]) -> int:
+        return await self.scripts.park(
+            **self._keys("epochs", "stream"), group=GROUP, epoch=epoch, consumer=CONSUMER, ids=ids
+        )
+
+    async def unpark(self, epoch: int, ids: list[str]) -> list[str]:
+        found = await self.scripts.unpark(
+            **self._keys("epochs", "stream"), group=GROUP, epoch=epoch, consumer=CONSUMER, ids=ids
+        )
+        return [id_.decode() for id_, _ in found]
+
+    async def beat(self, member: str = "anna", version: bytes = b"") -> Any:
         return await self.scripts.beat_member(
             members=self.topic_keys.members(GROUP),
             member_info=self.topic_keys.member_info(GROUP),
@@ -191,6 +202,7 @@ class Desk:
             member=member,
             about=b"{}",
             ttl_ms=LEASE_MS,
+            version=version,
         )
 
     async def publish(
@@ -212,7 +224,9 @@ class Desk:
 
     async def move(self, count: int = 500) -> list[int]:
         return await self.scripts.move_due(
-            **self._keys("stream", "delayed", "delayed_bodies", "payloads"), count=count
+            **self._keys("stream", "delayed", "delayed_bodies", "payloads", "counters"),
+            count=count,
+            generation=1,
         )
 
     async def trim(self, *, max_length: int = 0, hard_length: int = 0) -> list[int]:

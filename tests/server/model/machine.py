@@ -89,6 +89,7 @@ class TopicMachine(RuleBasedStateMachine):
         self.client = Client(Settings(url=self.url, namespace=self.namespace))
         self.hands: list[Hand] = []
         self.sent = self.steps = 0
+        self.generation = 1
 
     def do(self, work: Awaitable[T]) -> T:
         async def wait() -> T:
@@ -193,7 +194,9 @@ class TopicMachine(RuleBasedStateMachine):
                 delayed=keys.delayed,
                 delayed_bodies=keys.delayed_bodies,
                 payloads=keys.payloads,
+                counters=keys.counters,
                 count=most,
+                generation=self.generation,
             )
         )
         after_ms = self.server_ms()
@@ -274,6 +277,7 @@ class TopicMachine(RuleBasedStateMachine):
         for index in range(count - 1):
             marker = facts[facts.index(f"barrier:{generation}:{index}".encode()) + 1]
             self.store(index, numbers(marker), ("barrier", str(generation)))
+        self.generation = generation
         new = Partition()
         for group in self.truth.partitions[0].shares:
             new.shares[group] = Share(
@@ -409,6 +413,31 @@ class TopicMachine(RuleBasedStateMachine):
     @rule(choice=any_number, count=st.integers(1, 4))
     def read(self, choice: int, count: int) -> None:
         self.read_now(self.hands[choice % len(self.hands)], count)
+
+    @precondition(lambda self: self.hands)
+    @rule(choice=any_number)
+    def park_and_fetch_again(self, choice: int) -> None:
+        hand = self.hands[choice % len(self.hands)]
+        share, ids = self.current(hand), sorted(hand.fresh)
+        if not ids:
+            return
+        told: Any = {
+            **self.share_keys(hand.group, hand.index, "epochs", "stream"),
+            "group": hand.group,
+            "epoch": hand.epoch,
+            "consumer": CONSUMER,
+            "ids": [spelled(id_) for id_ in ids],
+        }
+        parked = self.do(self.client.scripts.park(**told))
+        assert (parked == STALE) == (share is None)
+        if share is None:
+            return
+        there = [id_ for id_ in ids if self.claim(hand, share, id_, 0)]
+        found = self.do(self.client.scripts.unpark(**told))
+        assert [numbers(id_) for id_, _ in found] == there
+        for id_ in there:
+            self.claim(hand, share, id_, 1)
+        hand.fresh.intersection_update(there)
 
     @precondition(lambda self: self.hands)
     @rule(choice=any_number, which=some_numbers)

@@ -110,6 +110,7 @@ def body(name: str) -> Callable[[Client], str]:
     return lambda client: part(client).payload(name)
 
 
+DELAYED = "stream delayed delayed_bodies payloads counters"
 HELD: dict[str, object] = {"group": "g", "epoch": EPOCH}
 LETTERS = "dlq dlq_index audit"
 
@@ -198,6 +199,8 @@ TOPICS = Engine(
         "uncharge": [
             call("uncharge", "stream", group=HELD["group"], consumer="c", ids=["1-0", "3-0"])
         ],
+        "park": [call("park", "epochs stream", **HELD, consumer="c", ids=["3-0", "4-0"])],
+        "unpark": [call("unpark", "epochs stream", **HELD, consumer="c", ids=["3-0", "4-0"])],
         "pending_page": [
             call("pending_page", "epochs stream retry failures", **HELD, start="-", count=9)
         ],
@@ -214,7 +217,37 @@ TOPICS = Engine(
             publish(idempotency_key="k2", waiting_id="d9", wait_ms=5000),
             publish(payload_name="new", body=b"BODY-50", waiting_id="d9", wait_ms=5000),
         ],
-        "move_due": [call("move_due", "stream delayed delayed_bodies payloads", count=10)],
+        "move_due": [
+            call("move_due", DELAYED, count=10, generation=1, ids=ids) for ids in ([], ["d2", "d4"])
+        ],
+        "look_at_due": [
+            call("look_at_due", "stream delayed delayed_bodies", count=10, ahead_ms=1000)
+        ],
+        "adopt_delayed": [
+            call(
+                "adopt_delayed",
+                "stream delayed delayed_bodies dedup dedup_times payloads",
+                payload=body("new"),
+                id_="d9",
+                due="5",
+                message=delayed(name, 60),
+                remember_ms=1000,
+                payload_name=name,
+                body=b"BODY-60",
+                old_payload="",
+                partition=0,
+            )
+            for name in ("", "new")
+        ],
+        "drop_delayed": [
+            call(
+                "drop_delayed",
+                "delayed delayed_bodies payloads",
+                payload_prefix=payload_prefix,
+                gone=["d1", "", "d2", "b2"],
+                removes=[body("b2")],  # it stands in another partition by now
+            )
+        ],
         "beat_member": [
             call("beat_member", "members member_info meta", member="m", about=b"{}", ttl_ms=DAY_MS)
         ],

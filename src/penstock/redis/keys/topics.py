@@ -69,7 +69,7 @@ class TopicKeys(FamilyKeys):
         return f"{self.root}penstock:topic:{self.home}:members:{check_name('group', group)}"
 
     def member_info(self, group: str) -> str:
-        """HASH: from consumer to what it says of itself."""
+        """HASH: from consumer to what it says of itself; `:version` is that of all members."""
         return f"{self.root}penstock:topic:{self.home}:member_info:{check_name('group', group)}"
 
     @property

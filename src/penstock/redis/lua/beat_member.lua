@@ -1,4 +1,8 @@
--- beat_member: a consumer says that it lives, and learns who else does.
+-- beat_member: a consumer says that it lives, and learns who else does if that has changed.
+--
+-- The list of members has a version, in the field `:version` of what they say of themselves: their
+-- number and the server's time of the change. Consumers of earlier versions of Penstock come and go
+-- without a new version; their number tells.
 --
 -- Flags: allow-oom  a full server must not make every consumer look dead
 --
@@ -8,31 +12,49 @@
 -- ARGV[1]  str   consumer
 -- ARGV[2]  str   what it says of itself, as JSON
 -- ARGV[3]  int   ms of silence after which a consumer counts as dead
+-- ARGV[4]  str   version of the list that the consumer knows, '' for none
 --
--- Returns  list  consumer, what it says of itself; the next consumer, …: in the order of names
+-- Returns  list  version; if the consumer does not know that one, for each member its name and what
+--                it says of itself
 --          nil   the topic was deleted; nothing written
 
 if redis.call('EXISTS', KEYS[3]) == 0 then return false end
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
+local MANY, is_changed = 1000, false
 local function forget(members)
   for _, dead in ipairs(members) do
     redis.call('ZREM', KEYS[1], dead)
     redis.call('HDEL', KEYS[2], dead)
+    is_changed = true
   end
 end
-forget(redis.call('ZRANGEBYSCORE', KEYS[1], '-inf', now - ARGV[3]))
+forget(redis.call('ZRANGEBYSCORE', KEYS[1], '-inf', now - ARGV[3], 'LIMIT', 0, MANY))
 -- Beats from the future are from before the clock was set back; the living beat again at once.
-forget(redis.call('ZRANGEBYSCORE', KEYS[1], now + ARGV[3], '+inf'))
+forget(redis.call('ZRANGEBYSCORE', KEYS[1], now + ARGV[3], '+inf', 'LIMIT', 0, MANY))
 -- Before version 7, a full server refuses a script whose first write needs memory.
-redis.call('ZREM', KEYS[1], ARGV[1])
+if redis.call('ZREM', KEYS[1], ARGV[1]) == 0 then is_changed = true end
 redis.call('ZADD', KEYS[1], now, ARGV[1])
-redis.call('HSET', KEYS[2], ARGV[1], ARGV[2])
-local members = redis.call('ZRANGE', KEYS[1], 0, -1)
-table.sort(members)
-local answer = {}
-for _, member in ipairs(members) do
-  answer[#answer + 1] = member
-  answer[#answer + 1] = redis.call('HGET', KEYS[2], member) or ''
+if redis.call('HGET', KEYS[2], ARGV[1]) ~= ARGV[2] then
+  redis.call('HSET', KEYS[2], ARGV[1], ARGV[2])
+  is_changed = true
+end
+local count = redis.call('ZCARD', KEYS[1])
+local version = redis.call('HGET', KEYS[2], ':version') or ''
+if is_changed or string.match(version, '^%d+') ~= tostring(count) then
+  version = count .. ':' .. time[1] .. '.' .. time[2] .. ':' .. ARGV[1]
+  redis.call('HSET', KEYS[2], ':version', version)
+end
+local answer = {version}
+if version ~= ARGV[4] then
+  local members = redis.call('ZRANGE', KEYS[1], 0, -1)
+  for first = 1, count, MANY do
+    local last = math.min(first + MANY - 1, count)
+    local said = redis.call('HMGET', KEYS[2], unpack(members, first, last))
+    for place = first, last do
+      answer[#answer + 1] = members[place]
+      answer[#answer + 1] = said[place - first + 1] or ''
+    end
+  end
 end
 return answer

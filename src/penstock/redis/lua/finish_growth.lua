@@ -11,7 +11,7 @@
 --          0  that growth is not under way: the topic was deleted meanwhile
 
 local facts = redis.call('HMGET', KEYS[1], 'partitionCount', 'generation', 'growing')
-if facts[1] == ARGV[1] and facts[2] == ARGV[2] then return 1 end
+if facts[1] and (tonumber(facts[2]) or 1) >= tonumber(ARGV[2]) then return 1 end
 if not facts[1] or facts[3] ~= ARGV[1] then return 0 end
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)

@@ -7,5 +7,6 @@
 -- Returns  1  it was known
 --          0  it was not
 
-redis.call('HDEL', KEYS[2], ARGV[1])
+-- Without a version, the next who beats makes one.
+redis.call('HDEL', KEYS[2], ARGV[1], ':version')
 return redis.call('ZREM', KEYS[1], ARGV[1])

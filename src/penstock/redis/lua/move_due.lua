@@ -1,12 +1,20 @@
--- move_due: store delayed messages whose time has come.
+-- move_due: store delayed messages whose time has come, unless the topic has grown since.
+--
+-- Behind the marker of a growth no message may stand that was placed by the old number. So the
+-- caller says which generation it knows: if the partition has the marker of the next one, it looks at
+-- the topic again.
 --
 -- KEYS[1]  STREAM  the partition's messages
 -- KEYS[2]  ZSET    ids of messages not yet due
 -- KEYS[3]  HASH    messages not yet due
 -- KEYS[4]  ZSET    names of large bodies
+-- KEYS[5]  HASH    the partition's counters
 -- ARGV[1]  int     most messages to move
+-- ARGV[2]  int     the topic's generation, as far as the caller knows
+-- ARGV[3..]  str   ids to move; none: those that are due
 --
--- Returns  list  how many were moved, ms until the next is due (-1: none is waiting, or no topic)
+-- Returns  list  how many were moved, ms until the next is due (-1: none is waiting, or no topic; -2:
+--                the topic has grown, and nothing was moved)
 
 -- The parts of a message that `publish` left here; nil if somebody else wrote it. Such a body is
 -- stored as a payload of its own, so that it comes to a handler or to the dead letters.
@@ -25,9 +33,15 @@ end
 
 -- Of a topic that is being deleted nothing may come back.
 if redis.call('EXISTS', KEYS[1]) == 0 then return {0, -1} end
+if redis.call('HEXISTS', KEYS[5], 'barrier:' .. string.format('%.0f', ARGV[2] + 1)) == 1 then
+  return {0, -2}
+end
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
-local due = redis.call('ZRANGEBYSCORE', KEYS[2], '-inf', now, 'LIMIT', 0, ARGV[1])
+local due = {unpack(ARGV, 3)}
+if not due[1] then
+  due = redis.call('ZRANGEBYSCORE', KEYS[2], '-inf', now, 'LIMIT', 0, ARGV[1])
+end
 local moved = {}
 if due[1] then
   local messages = redis.call('HMGET', KEYS[3], unpack(due))

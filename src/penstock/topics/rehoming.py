@@ -1,0 +1,206 @@
+"""Delayed messages that belong to another partition since their topic has grown.
+
+What becomes due after a growth is placed by the new number of partitions, as everything that is
+sent then. It waits in its new partition from shortly before it is due: it is copied there first,
+recognised if that is repeated, and dropped from the old one afterwards.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from penstock.errors import InvalidMessage, PenstockError
+from penstock.redis.client import Client
+from penstock.redis.wire import Reply
+from penstock.topics.barrier import read_markers
+from penstock.topics.bodies import payload_prefix
+from penstock.topics.entries import forced_partition
+from penstock.topics.facts import Facts, read_facts
+from penstock.topics.growth import OverdueGrowth
+from penstock.topics.looking import text
+from penstock.topics.message import decode_headers
+from penstock.topics.partitioners import Crc32, JavaHash, Partitioner, Random, RoundRobin
+
+__all__ = ["LOOK_AHEAD_MS", "MOST_LOOKED_AT", "Rehoming", "TopicGeneration"]
+
+MOST_LOOKED_AT: Final = 100
+"""Messages that one call looks at."""
+LOOK_AHEAD_MS: Final = 2_000
+"""Messages go to their new partition this long before they are due."""
+_AT_ONCE = 50
+_REMEMBER_MS = 3_600_000
+
+
+@dataclass(frozen=True, slots=True)
+class TopicGeneration:
+    """A topic as messages are placed in it now, and as they were before."""
+
+    facts: Facts
+    counts: frozenset[int]
+    """Every number of partitions that it has had."""
+    generation: int
+    """Up to here markers in its partitions are known: a next one means that it has grown."""
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """What decides where a delayed message belongs."""
+
+    id: bytes
+    due: bytes
+    wait_ms: int
+    key: bytes | None
+    headers: bytes
+    """Empty if they do not name a partition."""
+    body_name: bytes
+    names_partition: int
+
+    def place(self, partitioner: Partitioner, partitions: int, stored: int) -> int:
+        """Where it belongs in a topic of so many partitions; where it is if nothing says."""
+        if self.headers:
+            try:
+                forced = forced_partition(decode_headers(self.headers), partitions)
+            except InvalidMessage:
+                forced = None
+            if forced is not None:
+                return forced
+        if self.key is None:
+            return stored
+        return partitioner.partition(self.key.decode(errors="backslashreplace"), partitions)
+
+
+class Rehoming:
+    """Knows the topics of a process, and moves delayed messages between their partitions."""
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+        self._known: dict[str, TopicGeneration] = {}
+        self._partitioners: dict[str, Partitioner] = {}
+        self._overdue: dict[str, OverdueGrowth] = {}
+
+    def expect(self, topic: str, partitions: int, partitioner: Partitioner | None) -> None:
+        """Note that a topic has this many partitions at least, and what places its messages."""
+        if partitioner is not None:
+            self._partitioners[topic] = partitioner
+        known = self._known.get(topic)
+        if known is not None and known.facts.partitions < partitions:
+            del self._known[topic]
+
+    async def know(self, topic: str) -> TopicGeneration:
+        """Return what is known of a topic; `TopicMissing`. One or two round trips if it is new."""
+        known = self._known.get(topic)
+        if known is None:
+            facts = await read_facts(self._client, topic)
+            counts = {facts.partitions}
+            if facts.generation > 1:
+                meta = await self._client.call("HGETALL", self._client.keys.topic(topic).meta)
+                counts.update(map(len, read_markers(meta).values()))
+            known = TopicGeneration(facts, frozenset(counts), facts.generation)
+            self._known[topic] = known
+        return known
+
+    async def look_again(self, topic: str) -> None:
+        """A partition has a marker that is not known: see whether its topic has grown."""
+        before = self._known.pop(topic, None)
+        known = await self.know(topic)
+        if known.facts.growing_to:
+            overdue = self._overdue.setdefault(topic, OverdueGrowth(self._client))
+            await overdue.look(known.facts)
+            del self._known[topic]
+        elif before is not None and known.facts.generation == before.facts.generation:
+            # The marker is that of no growth: it holds nothing up.
+            self._known[topic] = TopicGeneration(
+                known.facts, known.counts, max(before.generation, known.generation) + 1
+            )
+
+    async def move(
+        self, known: TopicGeneration, stored: int, rows: Sequence[Reply]
+    ) -> tuple[list[bytes], list[tuple[int, int]]]:
+        """Bring messages of a partition to where they belong.
+
+        Returns the ids of those that are due and belong where they are, and for the others their
+        partitions and the ms until they are due.
+        """
+        topic = known.facts.name
+        due: list[bytes] = []
+        leaving: list[tuple[int, Waiting]] = []
+        for row in rows:
+            waiting = Waiting(*row)
+            home = self._home(known, stored, waiting)
+            if home != stored:
+                leaving.append((home, waiting))
+            elif not waiting.wait_ms:
+                due.append(waiting.id)
+        for first in range(0, len(leaving), _AT_ONCE):
+            await self._send_home(topic, stored, leaving[first : first + _AT_ONCE])
+        return due, [(home, waiting.wait_ms) for home, waiting in leaving]
+
+    def _home(self, known: TopicGeneration, stored: int, waiting: Waiting) -> int:
+        partitioner = self._partitioners.get(known.facts.name) or Crc32()
+        if isinstance(partitioner, Crc32) and waiting.names_partition:
+            partitioner = JavaHash()
+        if isinstance(partitioner, RoundRobin | Random) and not waiting.headers:
+            return stored
+        try:
+            # What this partitioner never placed here was placed by another, and stays.
+            if all(waiting.place(partitioner, count, stored) != stored for count in known.counts):
+                return stored
+            home = waiting.place(partitioner, known.facts.partitions, stored)
+        except (PenstockError, ValueError):
+            return stored
+        return home if type(home) is int and 0 <= home < known.facts.partitions else stored
+
+    async def _send_home(
+        self, topic: str, stored: int, leaving: Sequence[tuple[int, Waiting]]
+    ) -> None:
+        old = self._client.keys.partition(topic, stored)
+        ids = [waiting.id for _, waiting in leaving]
+        bodies = await self._client.call("HMGET", old.delayed_bodies, *ids)
+        adopted = await asyncio.gather(
+            *(
+                self._adopt(topic, stored, home, waiting, body)
+                for (home, waiting), body in zip(leaving, bodies, strict=True)
+                if body is not None
+            )
+        )
+        names: Mapping[bytes, bytes] = {waiting.id: waiting.body_name for _, waiting in leaving}
+        gone = [part for id_ in adopted if id_ is not None for part in (id_, names[id_])]
+        if gone:
+            await self._client.scripts.drop_delayed(
+                delayed=old.delayed,
+                delayed_bodies=old.delayed_bodies,
+                payloads=old.payloads,
+                payload_prefix=payload_prefix(old),
+                gone=gone,
+            )
+
+    async def _adopt(
+        self, topic: str, stored: int, home: int, waiting: Waiting, body: bytes
+    ) -> bytes | None:
+        """Store a message in its new partition; its id, None if there is no such partition."""
+        old = self._client.keys.partition(topic, stored)
+        new = self._client.keys.partition(topic, home)
+        name, large = text(waiting.body_name), b""
+        if name:
+            large = await self._client.call("GET", old.payload(name)) or b""
+        done = await self._client.scripts.adopt_delayed(
+            stream=new.stream,
+            delayed=new.delayed,
+            delayed_bodies=new.delayed_bodies,
+            dedup=new.dedup,
+            dedup_times=new.dedup_times,
+            payload=new.payload(name or "none"),
+            payloads=new.payloads,
+            id_=waiting.id,
+            due=waiting.due,
+            message=body,
+            remember_ms=_REMEMBER_MS,
+            payload_name=name,
+            body=large,
+            old_payload=old.payload(name) if name else "",
+            partition=home,
+        )
+        return None if done is None else waiting.id
