@@ -109,6 +109,29 @@ async def test_an_end_that_nobody_announces_is_found(workplace, monkeypatch):
     assert await waits == "done"
 
 
+async def test_large_results_come_in_several_answers(workplace, monkeypatch):
+    app = await workplace.open()
+
+    @app.task(queue="mail", status=True)
+    async def work() -> None: ...
+
+    jobs = await work.send_many([()] * 6)
+    answers = []
+    await_jobs = app.redis.scripts.await_jobs
+
+    async def noted(*, keys, names):
+        answers.append(await await_jobs(keys=keys, names=names))
+        return answers[-1]
+
+    monkeypatch.setattr(app.redis.scripts, "await_jobs", noted)
+    large = b'"%b"' % (b"x" * 700_000)
+    for job in jobs:
+        record = work.queue.keyring.record(job.id)
+        await app.redis.call("HSET", record, "status", "done", "result", large)
+    assert set(await asyncio.gather(*(job.wait(timeout=20) for job in jobs))) == {"done"}
+    assert max(sum(reply not in (0, 1) for reply in answer) for answer in answers) == 2
+
+
 async def test_an_end_while_the_subscription_is_lost_is_heard_of(workplace, no_recheck):
     app = await workplace.open()
 

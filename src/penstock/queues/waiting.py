@@ -25,6 +25,7 @@ _GROWTH: Final = 1.5
 _EACH_S: Final = 20e-6
 # Looks at so many jobs cost the server less than a millisecond.
 _AT_ONCE: Final = 100
+_TOO_LARGE: Final = 1
 
 Ending = tuple[bytes | None, bytes | None, bytes | None]
 """State, result and error, as they stand in a record; the first is None if there is no record."""
@@ -133,6 +134,8 @@ class EndWatch:
             for name, reply in zip(names, replies, strict=True):
                 if isinstance(reply, ServerError) and reply.transient:
                     failed.append(name)  # nothing was asked but to look, so it is asked again
+                elif reply == _TOO_LARGE:
+                    self._due[name] = None
                 else:
                     self._learn(name, reply)
         self._due.update(dict.fromkeys(name for name in failed if name in self._awaited))

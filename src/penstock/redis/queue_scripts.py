@@ -77,7 +77,7 @@ class QueueScripts(ScriptCaller):
         )
 
     async def await_jobs(self, *, keys: QueueKeyring, names: Sequence[str]) -> list[Reply]:
-        """Look at jobs: for each 0 if its end will be announced, else state, result and error."""
+        """Look at jobs: for each 0 if its end will be announced, 1 to ask again, else its end."""
         return await self.run("await_jobs", (keys.jobs("queued"),), (keys.records, *names))
 
     async def note_losses(self, *, keys: QueueKeyring, jobs: Sequence[Argument]) -> int:

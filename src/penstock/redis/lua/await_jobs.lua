@@ -8,11 +8,13 @@
 --
 -- Returns  list  for each 0 if it has not ended, and its end will be published on the channel `ended`
 --                beside the indexes by state; else its state, result and error, without a state if it
---                has no record; or the error for a key of another type
+--                has no record; 1 instead if the answer is large without it and it is to be asked for
+--                again; or the error for a key of another type
 
 redis.call('ZREM', KEYS[1], '')
 -- Include: records
-local answer = {}
+local MOST_BYTES = 1048576
+local answer, bytes = {}, 0
 for place = 2, #ARGV do
   local record = ARGV[1] .. ARGV[place]
   local found = redis.pcall('HMGET', record, 'status', 'waited')
@@ -21,8 +23,12 @@ for place = 2, #ARGV do
   elseif found[1] and LEGAL[found[1]] then
     if not found[2] then redis.call('HSET', record, 'waited', 1) end
     answer[#answer + 1] = 0
+  elseif bytes >= MOST_BYTES then
+    answer[#answer + 1] = 1
   else
-    answer[#answer + 1] = redis.call('HMGET', record, 'status', 'result', 'error')
+    found = redis.call('HMGET', record, 'status', 'result', 'error')
+    bytes = bytes + #(found[2] or '')
+    answer[#answer + 1] = found
   end
 end
 return answer
