@@ -16,7 +16,7 @@ from pathlib import Path
 
 from penstock.testing.figures import Figure, table
 
-SUITES = ("core", "topics", "queues", "limits", "documents")
+SUITES = ("core", "topics", "queues", "idle_queues", "limits", "documents")
 
 
 async def measure(suite: str, *, quick: bool, as_json: bool) -> list[Figure]:

@@ -233,7 +233,7 @@ class QueueSettings(Group):
     prefetch_bytes: Bytes = 4 * 1024 * 1024
     """Most bytes of one claim, and of jobs claimed ahead, unless a single job has more."""
     poll_s: Annotated[float, Meta(ge=0.005, le=10)] = 0.1
-    """How often an idle worker looks for jobs that have become due."""
+    """How often the process that tends a queue looks for jobs of which no worker was told."""
     beat_s: Annotated[float, Meta(ge=0.05, le=600)] = 1.0
     """How often a worker tells its queues that it lives, from a thread of its own."""
     silence_s: Annotated[float, Meta(ge=0.2, le=3_600)] = 5.0

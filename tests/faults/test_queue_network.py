@@ -177,7 +177,7 @@ async def test_a_minute_of_every_fault_of_the_network(
     )
     faults = [
         lambda: proxy.swallow("EVALSHA"),
-        lambda: proxy.swallow("BLMOVE"),
+        lambda: proxy.swallow("BLPOP"),
         lambda: proxy.cut_before("EVALSHA"),
         lambda: proxy.cut(reset=True),
         proxy.cut,

@@ -10,14 +10,17 @@ from penstock.delivery.depends import Resolver
 from penstock.delivery.failure_log import FailureLog
 from penstock.errors import PenstockError, ServerError
 from penstock.queues.attempts import limit_of
+from penstock.queues.beats import QueueBeats
 from penstock.queues.context import JobContext
 from penstock.queues.counts import Counts
 from penstock.queues.hand import Hand
 from penstock.queues.items import Item
 from penstock.queues.life import Life
-from penstock.queues.lost_lanes import relist_lanes
+from penstock.queues.lost_lanes import relist_known_lanes
 from penstock.queues.performer import Performer
 from penstock.queues.reaper import Reaper
+from penstock.queues.tending import Tender
+from penstock.queues.wakeups import Wakeups
 from penstock.queues.work import Work
 from penstock.quiet import RateLimitedLog
 from penstock.redis.wire import Argument
@@ -54,6 +57,9 @@ class QueueConsumer(Service):
         *,
         worker_id: str,
         heartbeats: HeartbeatThread,
+        beats: QueueBeats,
+        tender: Tender,
+        wakeups: Wakeups,
         resolver: Resolver,
         concurrency: int | None = None,
     ) -> None:
@@ -62,7 +68,8 @@ class QueueConsumer(Service):
         client, settings = queue.client, queue.client.settings.queues
         self._client, self._settings = client, settings
         self._worker_id, self._lives = worker_id, 0
-        self._heartbeats = heartbeats
+        self._beats = beats
+        self._heartbeats, self._tender, self._wakeups = heartbeats, tender, wakeups
         self._places = places_of(queue, concurrency)
         self._performers = queue.performers()
         self._raw = queue.raw_performer()
@@ -107,7 +114,7 @@ class QueueConsumer(Service):
                 try:
                     await self.queue.declared()
                     if may_have_lost:
-                        await relist_lanes(self._client, self.queue.keyring)
+                        await relist_known_lanes(self._client, self.queue.keyring)
                         may_have_lost = False
                     await self._one_life()
                     failures = 0
@@ -131,6 +138,7 @@ class QueueConsumer(Service):
             self.queue.keyring,
             f"{self._worker_id}.{self._lives}",
             self.counts,
+            self._beats,
         )
         hand.first_fields = self._first_fields
         await hand.join()
@@ -141,6 +149,8 @@ class QueueConsumer(Service):
             self._reaper,
             places=self._places,
             tracks=self._tracks,
+            tender=self._tender,
+            wakeups=self._wakeups,
             stop_asked=self.stop_asked,
             note=self._note,
         )

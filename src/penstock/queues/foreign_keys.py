@@ -59,14 +59,14 @@ async def find_foreign(client: Client, keys: QueueKeyring) -> list[ForeignKey]:
 
 def fixed_types(keys: QueueKeyring) -> dict[str, RedisType]:
     """What the keys hold that every queue has."""
-    lists = (*map(keys.list_of, FIXED), keys.dead_letters, keys.overflow, keys.ring)
+    lists = (*map(keys.list_of, FIXED), keys.dead_letters, keys.overflow, keys.ring, keys.wakeup)
     hashes = (keys.state, keys.counters, keys.weights, keys.delayed_bodies, keys.suspects)
     sorted_sets = (keys.workers, keys.dead_workers, keys.parked, keys.delayed, keys.schedule)
     return {
         **dict.fromkeys(lists, RedisType.LIST),
         **dict.fromkeys(hashes, RedisType.HASH),
         **dict.fromkeys((*sorted_sets, *map(keys.jobs, STATES)), RedisType.ZSET),
-        keys.cancelled: RedisType.SET,
+        **dict.fromkeys((keys.cancelled, keys.lanes), RedisType.SET),
         keys.audit: RedisType.STREAM,
     }
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import time
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ import msgspec
 
 from penstock.errors import OutcomeUnknown, ServerError
 from penstock.queues.attempts import begun_item
+from penstock.queues.beats import QueueBeats
 from penstock.queues.context import JobContext
 from penstock.queues.counts import Counts
 from penstock.queues.items import Item, read_item
@@ -39,8 +41,10 @@ _MOST_TOLD, _MOST_TOLD_BYTES = 100, 4 * 1024 * 1024
 _ENDS_UNDER_WAY = 2
 _LOOK_AGAIN_AFTER_S = (0.5, 2.0, 10.0)
 _SURPLUS_S = 1.0
+_SOON_S = 0.2
 _LONGEST_NUMBER = 19
 DEAD = -1
+UNTENDED = 2
 PASSED_OVER = "passed_over"
 """What a job in hand is counted as that had ended before it was begun."""
 
@@ -64,7 +68,13 @@ class Hand:
     """
 
     def __init__(
-        self, client: Client, codec: Codec, keys: QueueKeyring, worker: str, counts: Counts
+        self,
+        client: Client,
+        codec: Codec,
+        keys: QueueKeyring,
+        worker: str,
+        counts: Counts,
+        beats: QueueBeats | None = None,
     ) -> None:
         self.keys, self.worker, self.codec, self.counts = keys, worker, codec, counts
         self.loop = asyncio.get_running_loop()
@@ -74,8 +84,8 @@ class Hand:
         self.done: list[str | bytes] = []
         """Claims that are done, to be acknowledged with the next call."""
         self.ended: list[Ended] = []
-        self.next_due_ms = 0
-        self.uses_lanes = False
+        self.when_untended: Callable[[], None] = lambda: None
+        """Called when no process seems to tend the queue."""
         self.has_cancelled = False
         """Whether there are jobs on the lists that were cancelled."""
         self.meets_suspects = False
@@ -100,11 +110,15 @@ class Hand:
         """When to look again for claims of a lost call: it may still be on its way."""
         self._surplus_since: float | None = None
         """Since when the server has counted more claims than are known here."""
+        self._retry_at = math.inf
+        """When the next job is due, if that is so soon that the queue's tender may not notice."""
+        self._soon_s = max(_SOON_S, 2 * client.settings.queues.poll_s)
         self._looking = asyncio.Lock()
         self._strays: list[JobContext] = []
         """Jobs in hand that were not known here, found and not yet handed on."""
         self._server_ms, self._as_of = 0, time.monotonic()
-        queues = client.settings.queues
+        self._beats = beats or QueueBeats(cluster=client.keys.cluster)
+        self._settings = queues = client.settings.queues
         self._keep_ms = round(queues.keep_s * 1000)
         self.pulse = Pulse(queues.silence_s, queues.beat_s)
 
@@ -117,6 +131,13 @@ class Hand:
     def in_doubt(self) -> bool:
         """Whether jobs may be in hand of which we do not know."""
         return self._doubt or bool(self._strays)
+
+    @property
+    def look_again_at(self) -> float:
+        """When to claim at the latest, by the monotonic clock: what nobody else would notice."""
+        surplus_at = math.inf if self._surplus_since is None else self._surplus_since + _SURPLUS_S
+        looks_due = self._looks_due[0] if self._looks_due else math.inf
+        return min(surplus_at, looks_due, self._retry_at)
 
     @property
     def is_ending(self) -> bool:
@@ -132,10 +153,19 @@ class Hand:
         self.pulse.confirm(sent_at)
 
     async def beat(self, scripts: Scripts) -> None:
-        """Say that we live. Runs in the heartbeat thread, on its connection."""
+        """Say that we live. Runs in the heartbeat thread, on its connection.
 
-        def send(paused_ms: int) -> Awaitable[bool]:
-            return scripts.beat_queue(keys=self.keys, worker=self.worker, paused_ms=paused_ms)
+        Without jobs in hand it may be said half as often as it must: there is nothing to return.
+        """
+        left_s = self.pulse.alive_until - time.monotonic() - self._settings.beat_s
+        if not self.jobs and left_s >= self._settings.silence_s / 2:
+            return
+
+        async def send(paused_ms: int) -> bool:
+            answer = await self._beats.give(scripts, self.keys, self.worker, paused_ms)
+            if answer == UNTENDED:
+                self.loop.call_soon_threadsafe(self.when_untended)
+            return bool(answer)
 
         if not await self.pulse.give(send):
             self.loop.call_soon_threadsafe(self.lose, 0)
@@ -156,6 +186,8 @@ class Hand:
         done, self.done = self.done[:MOST_DONE], self.done[MOST_DONE:]
         first, self._first = self._first, self._first + most
         numbers, large = range(first, first + most), dict[bytes, Item]()
+        if most and time.monotonic() >= self._retry_at:
+            self._retry_at = math.inf
         self._under_way.append(numbers)
         try:
             reply = await self._scripts.claim_jobs(
@@ -177,15 +209,22 @@ class Hand:
             return []
         for claim in done:
             del self.jobs[claim]
-        now_ms, self.next_due_ms, held, flags, *taken = reply
+        now_ms, due_ms, held, flags, *taken = reply
         self._note_time(now_ms)
-        self.next_due_ms = max(0, self.next_due_ms)  # an infinite time comes back as a negative one
-        self.uses_lanes, self.has_cancelled = bool(flags & 1), bool(flags & 2)
-        self.meets_suspects, self.has_more = bool(flags & 4), bool(flags & 8)
+        self._note_queue(due_ms - now_ms, flags)
         jobs = self._taken(first, taken, large)
         self._note_surplus(held - len(self.jobs) - sum(map(len, self._under_way)))
         strays, self._strays = self._strays, []
         return strays + jobs
+
+    def _note_queue(self, due_in_ms: int, flags: int) -> None:
+        """Learn what a claim says about the queue."""
+        self.has_cancelled, self.meets_suspects = bool(flags & 2), bool(flags & 4)
+        self.has_more = bool(flags & 8)
+        if flags & 16:
+            self.when_untended()
+        if self._retry_at == math.inf and 0 < due_in_ms < self._soon_s * 1000:
+            self._retry_at = time.monotonic() + due_in_ms / 1000
 
     async def _read_large(self, taken: Sequence[object]) -> dict[bytes, Item]:
         """Read jobs in a thread that take long to unpack."""
@@ -399,6 +438,8 @@ class Hand:
                 fields=fields,
             ),
         )
+        if reply == 1 and wait_s < self._soon_s:
+            self._retry_at = min(self._retry_at, time.monotonic() + wait_s)
         self._told(job, reply)
 
     async def bury(self, job: JobContext, letter: bytes, fields: Sequence[Argument]) -> None:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from penstock.errors import PenstockError, Rejected, ServerError
@@ -18,7 +20,8 @@ from penstock.queues.lanes import FIXED
 from penstock.queues.reaper import Reaper
 from penstock.queues.slots import Slots
 from penstock.queues.task_limits import TaskLimits
-from penstock.queues.waiters import Waiters
+from penstock.queues.tending import Tender
+from penstock.queues.wakeups import Wakeups
 from penstock.queues.work import Work
 from penstock.quiet import RateLimitedLog
 from penstock.redis.keys.family import RedisType
@@ -36,15 +39,18 @@ quiet = RateLimitedLog(logger)
 
 # A worker that is cut short has this long to tell the server what it has done.
 _LAST_WORDS_S = 2.0
-_TEND_S = 0.5
+_CANCELLED_S = 0.5
+# After this a time of trouble is over, if nobody was silent in the end: the next one is another.
+_OVER_S = 1.0
 _TYPES_S = 5.0
-# How often jobs whose records have gone leave the indexes, and how many calls that takes at most.
-_SWEEP_S, _MOST_SWEEPS = 30.0, 50
-_BLOCK_S = 1.0
+# Calls in a row by which jobs whose records have gone leave the indexes.
+_MOST_SWEEPS = 50
 _MOST_WATCHED = 500
 _FIRST_PAUSE_S = 0.02
 _FULL_PAUSE_S = 0.25
 _MOST_ASIDE = 250
+# A gate that grants nothing is asked again after this, then after twice as long each time.
+_REFUSED_S, _LONGEST_REFUSED_S = 0.001, 0.1
 # Enough to keep a quick function busy while answers are on their way.
 _MOST_CALLS = 4
 # The record of a job that takes less than this never says that it runs.
@@ -63,19 +69,27 @@ class Life:
         *,
         places: int,
         tracks: bool,
+        tender: Tender,
+        wakeups: Wakeups,
         stop_asked: asyncio.Event,
         note: Callable[[PenstockError | None], None],
     ) -> None:
         self._queue, self._hand, self._work, self._reaper = queue, hand, work, reaper
         self._client, self._settings = queue.client, queue.client.settings.queues
         self._tracks, self._stop_asked, self._note = tracks, stop_asked, note
+        self._tender, self._wakeups, self.keys = tender, wakeups, hand.keys
         self._news, self._ended, self._must_note, self._surplus = (
             asyncio.Event() for _ in range(4)
         )
         self._hint = True
         """Whether there may be jobs to claim."""
-        self._futile = False
-        self._reap_after = self._paused_until = self._types_after = self._sweep_after = 0.0
+        self._wakes = 0
+        """How often jobs were said to wait: a claim under way may have come too early for them."""
+        self._refusals = 0
+        """How often in a row the gate has granted less than was asked for."""
+        self._look_at = math.inf
+        """When to look for jobs without being woken, because the gate said so."""
+        self._reap_after = self._paused_until = self._types_after = 0.0
         self.foreign = ""
         """Which of the queue's lists hold something of another type."""
         self._failures = 0
@@ -95,7 +109,7 @@ class Life:
             most_aside=queue.plain_target.max_size,
         )
         self.limits.when_surplus = self._surplus.set
-        self._must_look = asyncio.Event()
+        self._must_look, self._reaping = asyncio.Event(), asyncio.Lock()
         hand.pulse.when_late = self._must_look.set
         self.slots = Slots(
             work,
@@ -106,23 +120,24 @@ class Life:
             when_news=self._something_ended,
             pulse=hand.pulse,
         )
-        self._waiters = Waiters(self._client, hand.keys, _BLOCK_S, self._there_are_jobs)
 
     async def run(self) -> None:
         name = f"queue {self._queue.name}"
-        tending = asyncio.create_task(self._tend_for_ever(), name=f"{name} tend")
+        stopping_jobs = asyncio.create_task(self._stop_cancelled_for_ever(), name=f"{name} cancel")
         settling = asyncio.create_task(self._settle_for_ever(), name=f"{name} settle")
         noting = asyncio.create_task(self._note_for_ever(), name=f"{name} note")
         setting_aside = asyncio.create_task(self._set_aside_for_ever(), name=f"{name} set aside")
-        self._beside = (tending, settling, noting, setting_aside)
+        looking = asyncio.create_task(self._look_when_late_for_ever(), name=f"{name} late")
+        self._beside = (stopping_jobs, settling, noting, setting_aside, looking)
         for beside in self._beside:
             beside.add_done_callback(lambda _: self._news.set())
         stopping = asyncio.create_task(self._stop_asked.wait())
         stopping.add_done_callback(lambda _: self._news.set())
-        self._waiters.begin(lanes=False)
+        self._tender.add(self)
+        self._hand.when_untended = partial(self._tender.look_soon, self._queue.name)
         try:
             await self._fetch()
-            await self._waiters.close()
+            await self._rely_on_others()
             await self._drain()
         except BaseException:
             await self._last_words(self._cut_short)
@@ -135,9 +150,14 @@ class Life:
             left: list[asyncio.Task[Any]] = [*self._beside, *self._calls, stopping]
             for task in left:
                 task.cancel()
-            await self._waiters.close()
+            await self._rely_on_others()
             await self.slots.close()
             await asyncio.gather(*left, return_exceptions=True)
+
+    async def _rely_on_others(self) -> None:
+        """Take no more jobs: others are woken for them, and look after the queue."""
+        self._wakeups.forget(self.keys.wakeup, self._woken)
+        await self._tender.remove(self)
 
     # ---- claiming
 
@@ -199,7 +219,7 @@ class Life:
                     more = self._failures - 1
                     pause_s = retry_delay_s(more) if more else _FIRST_PAUSE_S
                     self._paused_until = time.monotonic() + pause_s
-                self._troubled(error)
+                self.troubled(error)
             else:
                 self._fatal = error
         except Exception as error:  # noqa: BLE001  it ends the consumer
@@ -212,7 +232,7 @@ class Life:
             self._news.set()
 
     async def _claim(self, wanted: int) -> None:
-        gate = self._queue.options.gate
+        gate, wakes = self._queue.options.gate, self._wakes
         granted, retry_after_s = wanted, 0.0
         if gate is not None and wanted:
             admission = await gate.admit(self._queue.name, wanted)
@@ -223,15 +243,16 @@ class Life:
             await self._return_permits(gate, granted)
             raise
         await self._return_permits(gate, granted - len(jobs))
-        if self._hand.uses_lanes:
-            self._waiters.begin(lanes=True)
-        if jobs:
-            self._futile = False
-            await self._accept(jobs)
-        if len(jobs) < wanted and not self._hand.has_more:
+        self._refusals = self._refusals + 1 if retry_after_s > 0 and not jobs else 0
+        if len(jobs) == granted < wanted and retry_after_s > 0:
             self._hint = False
-            self._waiters.arm(futile=self._futile or retry_after_s > 0)
-            self._futile = not jobs
+            pause_s = min(_LONGEST_REFUSED_S, _REFUSED_S * 2 ** min(self._refusals, 10))
+            self._look_at = time.monotonic() + pause_s
+        elif len(jobs) < wanted and wakes == self._wakes and not self._hand.has_more:
+            self._hint = False
+            self._wakeups.wait_for(self.keys.wakeup, self._woken)
+        if jobs:
+            await self._accept(jobs)
 
     async def _return_permits(self, gate: Gate | None, unused: int) -> None:
         """Return what a gate has granted for nothing; if that fails, it stays used."""
@@ -330,57 +351,63 @@ class Life:
     def _something_ended(self) -> None:
         self._hint |= self._hand.meets_suspects  # the next one may be claimed now
         self._news.set()
+        if self._queue.options.limit:  # its place may be free for another job
+            self._hint = True
         if self._hand.ended:
             self._ended.set()
 
     async def _rest(self) -> None:
         """Wait for jobs on the server, for room, for something done; or until the next look."""
         self._news.clear()
-        hand = self._hand
-        wait_s = self._settings.poll_s
-        if self._failures:
-            wait_s = max(0.001, self._paused_until - time.monotonic())
-        elif hand.next_due_ms:
-            wait_s = min(wait_s, max(0.001, (hand.next_due_ms - hand.now_ms) / 1000))
         try:
-            async with asyncio.timeout(wait_s):
+            async with asyncio.timeout_at(self._next_look()):
                 await self._news.wait()
         except TimeoutError:
-            self._hint = True
+            self._hint, self._look_at = True, math.inf
 
-    def _there_are_jobs(self) -> None:
+    def _next_look(self) -> float | None:
+        """When to look for jobs unless woken before; None if there is no need to."""
+        now = time.monotonic()
+        if self._failures or self._paused_until > now:
+            return max(self._paused_until, now + 0.001)
+        if self._hint:
+            return None  # it is for want of room
+        next_at = min(self._look_at, self._hand.look_again_at)
+        if self._wakeups.is_deaf:
+            next_at = min(next_at, now + self._settings.poll_s)
+        return next_at if next_at < math.inf else None
+
+    def _woken(self) -> bool:
+        """A token says that there may be jobs; False if others had better take them."""
+        self.jobs_wait()
+        return self._asked > 0
+
+    def jobs_wait(self) -> None:
+        """Look for jobs now if there is room for any, else as soon as there is."""
         self._hint = True
+        self._wakes += 1
         self._supply()
 
     # ---- beside it
 
-    async def _tend_for_ever(self) -> None:
-        """Return what dead workers had, and stop jobs that were cancelled.
+    async def return_claims_of_the_dead(self) -> None:
+        """See `Tender`.
 
         When the server could not be reached, others could not either: before anybody is given up,
         they get the time to say that they live. More trouble within that time does not extend it.
         """
-        every_s = min(_TEND_S, self._settings.beat_s)
-        while True:
+        async with self._reaping:
             try:
                 # A job that runs alone must not be charged for what is read beside it.
                 may_reap = time.monotonic() >= self._reap_after
-                try:
-                    if may_reap and await self.slots.shared_within(every_s):
-                        await self._reap()
-                finally:
-                    self._hand.pulse.release()
-                await self._look_for_cancelled()
-                await self._look_for_foreign()
-                await self._sweep_records()
+                if may_reap and await self.slots.shared_within(self._settings.beat_s):
+                    await self._reap()
             except ServerError as error:
                 if not error.transient:
                     logger.exception("queue %s: cannot look after it", self._queue.name)
-                self._troubled(error)
-            with suppress(TimeoutError):
-                async with asyncio.timeout(every_s):
-                    await self._must_look.wait()
-            self._must_look.clear()
+                self.troubled(error)
+            finally:
+                self._hand.pulse.release()
 
     async def _reap(self) -> None:
         """Return what dead workers had. No job begins meanwhile: it might block the event loop."""
@@ -388,37 +415,57 @@ class Life:
         self.slots.begin_reading()
         try:
             dead = await self._reaper.find_dead(hand.worker, hand.pulse.paused_ms)
-            if not dead:
-                return
-            hand.pulse.hold()
-            returned = await self._reaper.return_jobs(dead, hand.now_ms, hand.worker)
+            if dead:
+                hand.pulse.hold()
+                await self._reaper.return_jobs(dead, hand.now_ms, hand.worker)
         finally:
             self.slots.end_reading()
-        if returned:
-            self._there_are_jobs()
 
-    async def _sweep_records(self) -> None:
+    async def _look_when_late_for_ever(self) -> None:
+        """Look after the others before anything is started, having been silent for too long."""
+        while True:
+            await self._must_look.wait()
+            self._must_look.clear()
+            self._tender.look_soon(self._queue.name)
+            await self.return_claims_of_the_dead()
+
+    async def sweep_records(self) -> None:
         """Forget jobs whose records have gone; while jobs end, their own scripts do so."""
-        if time.monotonic() < self._sweep_after:
-            return
-        self._sweep_after = time.monotonic() + _SWEEP_S
-        for _ in range(_MOST_SWEEPS):
-            if not await self._client.scripts.sweep_records(keys=self._hand.keys):
-                return
+        try:
+            for _ in range(_MOST_SWEEPS):
+                if not await self._client.scripts.sweep_records(keys=self.keys):
+                    return
+        except ServerError as error:
+            if not error.transient:
+                logger.exception("queue %s: cannot look after it", self._queue.name)
+            self.troubled(error)
 
-    async def _look_for_foreign(self) -> None:
+    async def _stop_cancelled_for_ever(self) -> None:
+        """Stop jobs that were cancelled while they run."""
+        while True:
+            await asyncio.sleep(min(_CANCELLED_S, self._settings.beat_s))
+            try:
+                await self._look_for_cancelled()
+            except ServerError as error:
+                self.troubled(error)
+
+    async def report_foreign_keys(self, *, found: bool) -> None:
         """Report lists of the queue that another program has made something else of.
 
         What can be claimed is; jobs that belong there wait until somebody moves the key away.
         """
-        if time.monotonic() < self._types_after:
+        if found and time.monotonic() < self._types_after:
             return
         self._types_after = time.monotonic() + _TYPES_S
         keys = self._hand.keys
         expected = dict.fromkeys(map(keys.list_of, FIXED), RedisType.LIST)
-        found = foreign_among(expected, await ask_typed(self._client, type_commands(expected)))
-        self.foreign = "; ".join(map(str, found))
-        if found:
+        try:
+            kinds = await ask_typed(self._client, type_commands(expected))
+        except ServerError as error:
+            self.troubled(error)
+            return
+        self.foreign = "; ".join(map(str, foreign_among(expected, kinds)))
+        if self.foreign:
             quiet.error(
                 f"foreign {keys.queue}",
                 "queue %s: %s; see `penstock queue repair %s`",
@@ -427,9 +474,11 @@ class Life:
                 keys.queue,
             )
 
-    def _troubled(self, error: ServerError) -> None:
-        if not self._reap_after:
-            self._reap_after = time.monotonic() + self._settings.silence_s
+    def troubled(self, error: ServerError) -> None:
+        """Give nobody up for a while: others may have had the same trouble with the server."""
+        now = time.monotonic()
+        if self._reap_after < now - _OVER_S:
+            self._reap_after = now + self._settings.silence_s
         self._note(error)
 
     async def _look_for_cancelled(self) -> None:

@@ -10,8 +10,11 @@ from concurrent.futures import ThreadPoolExecutor
 
 from penstock.delivery.depends import Overrides, Resolver
 from penstock.errors import ConfigError
+from penstock.queues.beats import QueueBeats
 from penstock.queues.consumer import QueueConsumer, places_of
 from penstock.queues.registry import QueueRegistry
+from penstock.queues.tending import Tender
+from penstock.queues.wakeups import Wakeups
 from penstock.runtime.heartbeat import WorkerLoad
 from penstock.runtime.heartbeat_thread import HeartbeatThread
 from penstock.runtime.service import Service
@@ -48,19 +51,26 @@ class QueueStaff:
             thread_name_prefix="penstock provider",
         )
         self._resolver = Resolver(overrides, executor=self._providers)
-        self.consumers = [
-            QueueConsumer(
-                queue,
-                worker_id=worker_id,
-                heartbeats=heartbeats,
-                resolver=self._resolver,
-                concurrency=concurrency,
-            )
-            for queue in served
-        ]
+        self.consumers: list[QueueConsumer] = []
         self.support: list[Service] = []
-        if self.consumers:
-            self.support = [_Cleaner(self._resolver, self._providers)]
+        if served:
+            client = served[0].client
+            tender, wakeups = Tender(client, worker_id), Wakeups(client)
+            beats = QueueBeats(cluster=client.keys.cluster)
+            self.consumers = [
+                QueueConsumer(
+                    queue,
+                    worker_id=worker_id,
+                    heartbeats=heartbeats,
+                    beats=beats,
+                    tender=tender,
+                    wakeups=wakeups,
+                    resolver=self._resolver,
+                    concurrency=concurrency,
+                )
+                for queue in served
+            ]
+            self.support = [_Cleaner(self._resolver, self._providers), tender, wakeups]
         self._last_look = (time.monotonic(), 0)
 
     def load(self) -> WorkerLoad:

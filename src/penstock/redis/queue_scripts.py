@@ -197,10 +197,21 @@ class QueueScripts(ScriptCaller):
         """Become a live worker: the server's ms."""
         return await self.run("join_queue", (keys.workers,), (worker,))
 
-    async def beat_queue(self, *, keys: QueueKeyring, worker: str, paused_ms: int = 0) -> bool:
-        """Give a sign of life; False if the worker was given up as dead."""
+    async def beat_queue(self, *, keys: QueueKeyring, worker: str, paused_ms: int = 0) -> int:
+        """Give a sign of life: 1, 2 if nobody tends the queue, 0 if the worker was given up."""
         silence_ms = round(self._client.settings.queues.silence_s * 1000)
-        return bool(await self.run("beat_queue", (keys.workers,), (worker, silence_ms, paused_ms)))
+        return await self.run(
+            "beat_queue", (keys.workers, keys.state), (worker, silence_ms, paused_ms)
+        )
+
+    async def beat_queues(
+        self, *, keys: Sequence[QueueKeyring], signs: Sequence[tuple[str, int]]
+    ) -> list[Reply]:
+        """Give signs of life to queues of one slot: each a worker, and ms of its pauses."""
+        silence_ms = round(self._client.settings.queues.silence_s * 1000)
+        named = zip(keys, signs, strict=True)
+        told = [part for one, sign in named for part in (one.own, *sign)]
+        return await self.run("beat_queues", (keys[0].workers,), (silence_ms, *told))
 
     async def leave_queue(self, *, keys: QueueKeyring, worker: str) -> int:
         """Stop being a worker: how many jobs were still in hand."""
@@ -226,6 +237,19 @@ class QueueScripts(ScriptCaller):
             (keys.claimed(worker), keys.suspects),
             (reader, worker, claim, _SUSPECTS_KEPT_MS),
         )
+
+    async def tend_queues(
+        self, *, keys: Sequence[QueueKeyring], tender: str, lease_ms: int, with_workers: bool
+    ) -> list[int]:
+        """Look after queues of one slot: for each what was found, and ms; -1 if another does."""
+        silence_ms = round(self._client.settings.queues.silence_s * 1000)
+        names = [part for one in keys for part in (one.own, one.waiting)]
+        told = (tender, lease_ms, silence_ms, int(with_workers), *names)
+        return await self.run("tend_queues", (keys[0].state,), told)
+
+    async def stop_tending(self, *, keys: QueueKeyring, tender: str) -> int:
+        """Let another process tend the queue: 1, or 0 if one does."""
+        return await self.run("stop_tending", (keys.state, keys.ring), (tender,))
 
     async def reap_claims(
         self, *, keys: QueueKeyring, worker: str, keep_ms: int, jobs: Sequence[Argument]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import random
 import threading
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
@@ -54,6 +55,7 @@ class HeartbeatThread(Service):
         """That of the thread, while it takes orders."""
         self._end: asyncio.Event | None = None
         self._over = False
+        self._phase = random.uniform(0, 3_600)  # noqa: S311  so that not all processes beat at once
         self._failure_in_beat: BaseException | None = None
 
     def trouble(self) -> str | None:
@@ -151,9 +153,8 @@ class HeartbeatThread(Service):
                         beat.name,
                         error,
                     )
-                await asyncio.sleep(
-                    min(retry_delay_s(failures), beat.every_s) if failures else beat.every_s
-                )
+                wait_s = self._until_next(beat.every_s)
+                await asyncio.sleep(min(retry_delay_s(failures), wait_s) if failures else wait_s)
         finally:
             self._troubles.pop(beat, None)
 
@@ -164,6 +165,10 @@ class HeartbeatThread(Service):
             self._failure_in_beat = error
             if self._end is not None:
                 self._end.set()
+
+    def _until_next(self, every_s: float) -> float:
+        """Seconds until the next beat: beats that come as often come together."""
+        return every_s - (asyncio.get_running_loop().time() + self._phase) % every_s
 
     # ---- small parts
 

@@ -29,7 +29,7 @@ class QueueMachine(QueueWork):
         else:
             self.do(self.app.redis.call("ZADD", self.keys.workers, 1, worker))
             self.do(self.scripts.find_dead(keys=self.keys, silence_ms=1_000_000))
-            assert self.do(self.scripts.beat_queue(keys=self.keys, worker=worker)) is False
+            assert self.do(self.scripts.beat_queue(keys=self.keys, worker=worker)) == 0
         stale = self.do(
             self.scripts.claim_jobs(keys=self.keys, worker=worker, first=900, most=3, done=["1"])
         )

@@ -48,6 +48,7 @@ def populate(client: Client, now: int) -> list[tuple[Argument, ...]]:
         ("HSET", k.weights, "a", 2),
         ("HSET", k.state, "side", "right", "lanes", 1, "bytes", 900, "lane_limit", 5, "limit", 50),
         ("HSET", k.state, "levels", "6,3,1", "cron:s", "every", "cron_seen:s", 1, "credit", 0),
+        ("HSET", k.state, "tender", "p", "tended_until", now + DAY_MS),
         ("HSET", k.counters, "added", 20, "dead", 2),
         ("ZADD", k.delayed, 1, "j10", now + DAY_MS, "j11"),
         ("HSET", k.delayed_bodies, "j10", "ba\n" + job(10), "j11", "b\n" + job(11)),
@@ -359,7 +360,22 @@ QUEUES = Engine(
         "sweep_records": [call("sweep_records")],
         "join_queue": [call("join_queue", worker="v")],
         "beat_queue": [call("beat_queue", **HAND)],
+        "beat_queues": [
+            Case(
+                lambda client: client.scripts.beat_queues(
+                    keys=[ring(client)] * 2, signs=[("w", 0), ("z", 0)]
+                )
+            )
+        ],
         "leave_queue": [call("leave_queue", **HAND)],
+        "tend_queues": [
+            Case(
+                lambda client: client.scripts.tend_queues(
+                    keys=[ring(client)], tender="p", lease_ms=1000, with_workers=True
+                )
+            )
+        ],
+        "stop_tending": [call("stop_tending", tender="p")],
         "find_dead": [call("find_dead", silence_ms=1000, worker="")],
         "open_claims": [call("open_claims", reader="w", worker="z")],
         "watch_schedule": [call("watch_schedule", names=["s"])],

@@ -258,6 +258,16 @@ _QUEUES = (
         LIST, NEVER, "a lane leaves when it is empty", "queues", OURS,
     ),
     Family(
+        "queue.wakeup",
+        "penstock:queue:<queue>:wakeup", "penstock:queue:{<queue>}:wakeup",
+        LIST, NEVER, "taken by the worker that it wakes; one or two at most", "queues", OURS,
+    ),
+    Family(
+        "queue.lanes",
+        "penstock:queue:<queue>:lanes", "penstock:queue:{<queue>}:lanes",
+        SET, NEVER, "a lane leaves when it is empty", "queues", OURS,
+    ),
+    Family(
         "queue.parked",
         "penstock:queue:<queue>:parked", "penstock:queue:{<queue>}:parked",
         ZSET, NEVER, "a lane leaves when it may go on", "queues", OURS,

@@ -18,7 +18,8 @@ class QueueKeyring:
     """The keys of one queue, spelled once when it is made.
 
     Scripts reach the keys of single jobs, lanes and workers by the beginnings of their names:
-    `records`, `indexes`, `runnings`, `claims` and `uniques`.
+    `records`, `indexes`, `runnings`, `claims` and `uniques`. Its own keys, but for its lists, all
+    begin with `own`.
     """
 
     queue: str
@@ -28,6 +29,8 @@ class QueueKeyring:
     overflow: str
     dead_letters: str
     ring: str
+    wakeup: str
+    lanes: str
     parked: str
     weights: str
     delayed: str
@@ -43,6 +46,7 @@ class QueueKeyring:
     runnings: str
     claims: str
     uniques: str
+    own: str
     _keys: Keys
     _own: QueueKeys
 
@@ -58,6 +62,8 @@ class QueueKeyring:
             overflow=own.overflow,
             dead_letters=own.dead_letters,
             ring=own.ring,
+            wakeup=own.wakeup,
+            lanes=own.lanes,
             parked=own.parked,
             weights=own.weights,
             delayed=own.delayed,
@@ -73,6 +79,7 @@ class QueueKeyring:
             runnings=own.running("x")[:-1],
             claims=own.claimed("x")[:-1],
             uniques=own.unique("x")[:-1],
+            own=own.state.removesuffix("state"),
             _keys=keys,
             _own=own,
         )

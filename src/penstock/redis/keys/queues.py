@@ -92,6 +92,16 @@ class QueueKeys(FamilyKeys):
         return self._own("ring")
 
     @property
+    def wakeup(self) -> str:
+        """LIST: a token or two while jobs can be claimed; each wakes one idle worker."""
+        return self._own("wakeup")
+
+    @property
+    def lanes(self) -> str:
+        """SET: fair lanes that have jobs; and "" if it names all of them."""
+        return self._own("lanes")
+
+    @property
     def parked(self) -> str:
         """ZSET: fair lanes kept out of the ring, by the time in server ms until which."""
         return self._own("parked")

@@ -114,6 +114,7 @@ if ARGV[25] ~= '' then
     remember(true, true)
     local side = redis.call('HGET', KEYS[5], 'side') or 'right'
     put(KEYS[4], KEYS[8], KEYS[9], KEYS[5], side, 'high', job, false)
+    wake(KEYS[8], 1)
     redis.pcall('HINCRBY', KEYS[3], 'fast', 1)
     tell('fast', ARGV[25], key, ',"count":1')
     return {3, ARGV[25], 1, '', length + 1, {}}

@@ -6,20 +6,16 @@
 -- Flags: allow-oom  a full server must drain
 --
 -- KEYS[1]  ZSET  live workers of the queue, by their last sign of life in server ms
+-- KEYS[2]  HASH  the queue's state
 -- ARGV[1]  str   worker
 -- ARGV[2]  int   ms of silence after which a worker is dead
 -- ARGV[3]  int   longest time in ms for which the worker itself was paused since its last sign
 --
 -- Returns   1  noted
+--           2  noted, and nobody tends the queue
 --           0  the worker was given up as dead; nothing written
 
 redis.call('ZREM', KEYS[1], '')
 -- Include: time
 -- Include: silence
-local last, silence_ms = redis.call('ZSCORE', KEYS[1], ARGV[1]), tonumber(ARGV[2])
-if not last then return 0 end
-if tonumber(last) <= now - silence_ms then
-  extend_silence(KEYS[1], now, silence_ms, tonumber(ARGV[3]))
-end
-redis.call('ZADD', KEYS[1], now, ARGV[1])
-return 1
+return note_sign(KEYS[1], KEYS[2], ARGV[1], now, tonumber(ARGV[2]), tonumber(ARGV[3]))

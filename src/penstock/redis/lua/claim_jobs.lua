@@ -34,9 +34,9 @@
 --
 -- Returns  list  the server's ms; ms at which the next job is due, or 0; how many claims the worker
 --                has; the sum of 1 if lanes are in use, 2 if jobs on the lists were cancelled, 4 if
---                there may be suspects, 8 if more were left for want of bytes; then each lane and a
---                list of jobs taken from it, whose claims are numbered in this order: '17' in the
---                plain list, '17:high' in a lane
+--                there may be suspects, 8 if more were left for want of bytes, 16 if nobody tends the
+--                queue; then each lane and a list of jobs taken from it, whose claims are numbered in
+--                this order: '17' in the plain list, '17:high' in a lane
 --          int   -1  the worker was given up as dead; nothing was done
 
 -- Servers before 7 let a script go on at maxmemory once it has written.
@@ -54,7 +54,7 @@ end
 local waiting, ring, parked = KEYS[3], KEYS[4], KEYS[5]
 local PUT_OFF_MS, MOST_MOVED_BYTES, FIRST_STEP = 10000, 1048576, 4
 local facts = redis.pcall('HMGET', KEYS[8], 'side', 'paused', 'bytes', 'levels', 'limit',
-  'lane_limit', 'lanes', 'paused_lanes')
+  'lane_limit', 'lanes', 'paused_lanes', 'tended_until')
 if facts.err then return fault_in('HASH', KEYS[8]) end
 if (facts[4] and not string.match(facts[4], '^%d+,%d+,%d+$')) or not tonumber(facts[5] or 0)
   or not tonumber(facts[6] or 0) then
@@ -70,8 +70,9 @@ local fault = fault_in('LIST', waiting)
   or is_due and (fault_in('HASH', KEYS[7]) or fault_in_indexes(ARGV[5]))
 if fault then return fault end
 local side, lane_limit = facts[1] or 'right', tonumber(facts[6] or 0)
+local done = 0
 if #ARGV > 8 then
-  local done = redis.call('HDEL', KEYS[2], unpack(ARGV, 9))
+  done = redis.call('HDEL', KEYS[2], unpack(ARGV, 9))
   if done > 0 then redis.pcall('HINCRBY', KEYS[9], 'done', done) end
   if facts[7] then
     for place = 9, #ARGV do
@@ -117,6 +118,7 @@ end
 local answer, number, left = {now, next_due or 0, 0,
   (facts[7] and 1 or 0) + 2 * redis.call('EXISTS', KEYS[11])},
   tonumber(ARGV[2]), tonumber(ARGV[3])
+local at_limit = false
 if facts[2] then left = 0 end
 -- What all workers have in hand is counted only if there is something to take, and up to the limit.
 if facts[5] and left > 0 and redis.call('EXISTS', waiting, list_of(waiting, 'high'),
@@ -128,7 +130,9 @@ if facts[5] and left > 0 and redis.call('EXISTS', waiting, list_of(waiting, 'hig
     if type(held) == 'number' then places = places - held end
   end
   left = math.max(0, math.min(left, places))
+  at_limit = left < tonumber(ARGV[3])
 end
+local allowed = left
 
 -- Include: suspects
 local pop, unpop = 'LPOP', 'LPUSH'
@@ -238,6 +242,7 @@ local function take_fairly(most)
       credit = 0
     elseif redis.call('EXISTS', list_of(waiting, lane)) == 0 then
       redis.call('LPOP', ring)
+      index_lane(ring, lane, false)
       credit = 0
     elseif places and places - got <= 0 then
       redis.call('LPOP', ring)
@@ -309,6 +314,17 @@ if answer[4] % 4 >= 2 then
     redis.call('UNLINK', KEYS[11])  -- nothing waits or is in hand that could have been cancelled
   end
 end
+-- Whoever takes all it may wakes others for the rest; whoever finds nothing more wakes nobody.
+local is_full = allowed > 0 and left == 0 and not at_limit
+  or (is_careful or is_cut) and #answer > 4
+if is_full or (facts[5] and done > 0 and ARGV[3] == '0') then
+  local lists = redis.call('EXISTS', waiting, ring, list_of(waiting, 'high'),
+    list_of(waiting, 'normal'), list_of(waiting, 'low'))
+  if lists > 0 then wake(ring, is_full and 2 or 1) end
+elseif left > 0 and not (is_careful or is_cut or facts[8]) and redis.call('EXISTS', ring) == 0 then
+  redis.pcall('LPOP', wakeup_of(ring), 2)
+end
 answer[3] = redis.call('HLEN', KEYS[2])
 if is_cut then answer[4] = answer[4] + 8 end
+if (tonumber(facts[9] or 0) or 0) <= now then answer[4] = answer[4] + 16 end
 return answer

@@ -97,5 +97,6 @@ for _, job in ipairs(jobs) do
   if unique then redis.call('SET', KEYS[8], job[2]) end
   put(KEYS[3], KEYS[6], KEYS[7], KEYS[2], side, lane, job[3], false)
 end
+if #jobs > 0 then wake(KEYS[6], math.min(#jobs, 2)) end
 if ARGV[3] ~= '' then redis.call('ZADD', KEYS[1], ARGV[5], name) end
 return {held and #jobs == 0 and 2 or 1, unpack(packed)}

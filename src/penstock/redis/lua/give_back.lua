@@ -51,4 +51,5 @@ for place = #ARGV - 2, 5, -3 do
     returned = returned + 1
   end
 end
+if returned > 0 then wake(KEYS[4], math.min(returned, 2)) end
 return returned == 0 and stuck or returned

@@ -54,6 +54,7 @@ end
 if not PRIORITIES[ARGV[1]] and redis.call('EXISTS', list) == 0 then
   if redis.call('LINDEX', KEYS[2], 0) == ARGV[1] then redis.call('HSET', KEYS[3], 'credit', 0) end
   redis.call('LREM', KEYS[2], 0, ARGV[1])
+  index_lane(KEYS[2], ARGV[1], false)
 end
 sweep(ARGV[3], 'cancelled', now, ARGV[4])
 if removed > 0 then redis.call('HINCRBY', KEYS[4], 'purged', removed) end

@@ -31,6 +31,7 @@ if lane ~= '' then list = list .. ':' .. lane end
 local most, most_bytes = tonumber(ARGV[5]), tonumber(ARGV[6])
 local push = ARGV[3] == 'left' and 'LPUSH' or 'RPUSH'
 -- Include: types
+-- Include: wakeup
 local known = redis.pcall('HEXISTS', KEYS[2], 'bytes')
 if type(known) == 'table' then return fault_in('HASH', KEYS[2]) end
 local counts_bytes = known == 1 or most_bytes > 0
@@ -52,6 +53,7 @@ if lane == '' and not counts_bytes and not is_full then
     end
     return fault_in('LIST', list) or added
   end
+  wake(KEYS[5], count > 1 and 2 or 1)
   return {1, added, 0, 0, {}}
 end
 local fault = fault_in('LIST', list) or fault_in('HASH', KEYS[3])
@@ -85,4 +87,6 @@ if lane ~= '' then
   redis.call('HSETNX', KEYS[2], 'lanes', 1)
   enlist(KEYS[5], KEYS[6], lane, redis.call('EXISTS', list) == 0)
 end
-return {1, redis.call(push, list, unpack(ARGV, 12)), moved, dropped, packed}
+local added = redis.call(push, list, unpack(ARGV, 12))
+wake(KEYS[5], count > 1 and 2 or 1)
+return {1, added, moved, dropped, packed}

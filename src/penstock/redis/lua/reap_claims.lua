@@ -78,4 +78,5 @@ if redis.call('EXISTS', KEYS[2]) == 0 then
   redis.call('ZREM', KEYS[1], ARGV[1])
   redis.call('HDEL', KEYS[9], '!' .. ARGV[1], '?' .. ARGV[1])
 end
+if moved > 0 then wake(KEYS[4], math.min(moved, 2)) end
 return moved == 0 and stuck or moved

@@ -39,5 +39,6 @@ for place = 7, #ARGV, 6 do
       {'job_id', id, 'task', task, 'queue', ARGV[6], 'unique', unique}, now)
   end
 end
+wake(KEYS[2], math.min(count, 2))
 note_act(KEYS[6], ARGV[1], 'receive', count, 'from ' .. ARGV[2])
 return redis.call('LLEN', list_of(KEYS[1], lane))

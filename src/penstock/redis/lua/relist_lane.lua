@@ -14,9 +14,12 @@
 
 redis.call('HDEL', KEYS[1], '')
 -- Include: lanes
-if redis.call('TYPE', list_of(KEYS[4], ARGV[1])).ok ~= 'list' then return 0 end
+local has_jobs = redis.call('TYPE', list_of(KEYS[4], ARGV[1])).ok == 'list'
+index_lane(KEYS[2], ARGV[1], has_jobs)
+if not has_jobs then return 0 end
 redis.call('HSETNX', KEYS[1], 'lanes', 1)
 if redis.call('LPOS', KEYS[2], ARGV[1]) then return 0 end
 if redis.call('ZSCORE', KEYS[3], ARGV[1]) then return 0 end
 enlist(KEYS[2], KEYS[3], ARGV[1], true)
+wake(KEYS[2], 1)
 return 1

@@ -57,6 +57,7 @@ for place = 6, #ARGV, 9 do
 end
 remove_struck(KEYS[1], count, last)
 if count > 0 then
+  wake(KEYS[3], math.min(count, 2))
   redis.call('HINCRBY', KEYS[6], 'requeued', count)
   note_act(KEYS[7], ARGV[1], 'requeue', count, ARGV[2])
 end

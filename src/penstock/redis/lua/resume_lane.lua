@@ -35,5 +35,6 @@ else
   redis.call('LREM', KEYS[2], 0, lane)
   enlist(KEYS[2], KEYS[3], lane, redis.call('EXISTS', list_of(KEYS[5], lane)) == 1)
 end
+wake(KEYS[2], 2)
 note_act(KEYS[4], ARGV[1], 'resume', 1, kind == 'queue' and '' or 'lane ' .. lane)
 return 1

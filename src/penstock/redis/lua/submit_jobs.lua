@@ -125,6 +125,7 @@ local function write()
     if counts_bytes then redis.pcall('HINCRBY', KEYS[2], 'bytes', bytes) end
     enlist(KEYS[5], KEYS[6], lane, length == 0)
     length = redis.call(ARGV[3] == 'left' and 'LPUSH' or 'RPUSH', list, unpack(items))
+    wake(KEYS[5], #queued > 1 and 2 or 1)
   end
   queued, later, ids, uniques = {}, {}, {}, {}
 end

@@ -57,5 +57,6 @@ end
 if not PRIORITIES[lane] and redis.call('EXISTS', list) == 0 then
   if redis.call('LINDEX', KEYS[4], 0) == lane then redis.call('HSET', KEYS[5], 'credit', 0) end
   redis.call('LREM', KEYS[4], 0, lane)
+  index_lane(KEYS[4], lane, false)
 end
 return answer

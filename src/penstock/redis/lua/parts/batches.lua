@@ -112,6 +112,7 @@ local function close_batch(pointer, window, key, batch, reason)
     redis.pcall('HINCRBY', KEYS[6], 'added', 1)
     if most_bytes > 0 then redis.call('HSETNX', KEYS[5], 'bytes', 0) end
     put(KEYS[4], KEYS[8], KEYS[9], KEYS[5], side, '', job, false)
+    wake(KEYS[8], 1)
   else
     redis.call('XADD', KEYS[4], '*', 'payload', job, 'key', key)
   end

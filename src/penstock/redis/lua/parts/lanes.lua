@@ -1,5 +1,7 @@
 -- Lanes of a queue: '' is the plain list, the others hang on its name. A fair lane stands in the
--- ring while it has jobs and is not parked.
+-- ring while it has jobs and is not parked. Whatever adds jobs wakes a worker for them.
+
+-- Include: wakeup
 
 local PRIORITIES = {[''] = 1, high = 1, normal = 1, low = 1}
 -- Scores of parked lanes that no time sets free: at the limit of their jobs, and paused.
@@ -9,8 +11,15 @@ local function list_of(waiting, lane)
   return lane == '' and waiting or waiting .. ':' .. lane
 end
 
+-- The index of fair lanes that have jobs, wherever they stand: see relist_lane. A foreign key in its
+-- place costs no job.
+local function index_lane(ring, lane, has_jobs)
+  redis.pcall(has_jobs and 'SADD' or 'SREM', string.sub(ring, 1, -5) .. 'lanes', lane)
+end
+
 local function enlist(ring, parked, lane, was_empty)
   if PRIORITIES[lane] or not was_empty then return end
+  index_lane(ring, lane, true)
   if not redis.call('ZSCORE', parked, lane) then redis.call('RPUSH', ring, lane) end
 end
 
@@ -40,5 +49,6 @@ local function free(running, ring, parked, waiting, worker, field)
   if tonumber(redis.call('ZSCORE', parked, lane) or 0) == AT_LIMIT then
     redis.call('ZREM', parked, lane)
     enlist(ring, parked, lane, redis.call('EXISTS', list_of(waiting, lane)) == 1)
+    wake(ring, 1)
   end
 end

@@ -1,0 +1,100 @@
+-- tend_queues: look after queues on behalf of all their workers.
+--
+-- One process at a time tends a queue: it holds a lease in the queue's state. Idle workers ask for
+-- nothing; they sleep until they are woken. The tender wakes one where jobs can be claimed without
+-- anybody having been told: jobs that are due, lanes whose time has come, jobs of programs that
+-- write to the lists themselves, and jobs whose token was lost. It also learns of silent workers.
+--
+-- Flags: allow-oom  a full server must drain
+-- Unchecked: one key of another type must not keep the other queues from being looked after
+--
+-- KEYS[1]  HASH  the first queue's state; the others are named after what follows
+-- ARGV[1]  str   the process that asks
+-- ARGV[2]  int   ms for which it tends a queue unless it asks again
+-- ARGV[3]  int   ms of silence after which a worker is dead
+-- ARGV[4]  str   '1' to look for silent workers
+-- ARGV[5..]  str  for each queue the beginning of the names of its own keys, and its plain list
+--
+-- Returns  list  for each queue two numbers. If the process tends it: a sum of 1 if jobs can be
+--                claimed, 2 if a worker was woken for them, 4 if workers are silent or dead, 8 if a
+--                key is of another type, 16 if the plain list has jobs; and ms until more jobs can
+--                be claimed, 0 if that is not known. Else -1, and ms until the lease of another ends
+
+-- Servers before 7 let a script go on at maxmemory once it has written.
+redis.pcall('HDEL', KEYS[1], '')
+-- Include: time
+-- Include: lanes
+-- Leases that end later than this are from before the server's clock was set back.
+local LONGEST_LEASE_MS = 60000
+local lease_ms, silence_ms, answer = tonumber(ARGV[2]), tonumber(ARGV[3]), {}
+
+local function look(own, waiting, facts)
+  local ring, delayed, parked = own .. 'ring', own .. 'delayed', own .. 'parked'
+  local high, normal, low = waiting .. ':high', waiting .. ':normal', waiting .. ':low'
+  -- Of most queues nothing is there, which one command tells.
+  if redis.call('EXISTS', waiting, ring, delayed, parked, high, normal, low) == 0 then return 0, 0 end
+  local can_claim, is_foreign, woken, wait = false, false, false, 0
+  local is_paused, paused_lanes = facts[3], facts[4] or ''
+  local function waits_in(key, lane)
+    local length = redis.pcall('LLEN', key)
+    if type(length) == 'table' then is_foreign = true return false end
+    if length > 0 and not is_paused and not string.find(paused_lanes, '<' .. lane .. '>', 1, true) then
+      can_claim = true
+    end
+    return length > 0
+  end
+  local function happens(key)
+    local found = redis.pcall('ZRANGE', key, 0, 0, 'WITHSCORES')
+    if found.err then is_foreign = true return end
+    local at = tonumber(found[2] or AT_LIMIT)
+    if at <= now then
+      can_claim = true
+    elseif at < AT_LIMIT and (wait == 0 or at - now < wait) then
+      wait = at - now
+    end
+  end
+  local in_plain = waits_in(waiting, '')
+  waits_in(high, 'high')
+  waits_in(normal, 'normal')
+  waits_in(low, 'low')
+  happens(delayed)
+  if facts[5] and not is_paused then
+    waits_in(ring, ':')
+    happens(parked)
+  end
+  if can_claim then woken = wake(ring, 1) end
+  return (can_claim and 1 or 0) + (woken and 2 or 0) + (is_foreign and 8 or 0) + (in_plain and 16 or 0),
+    math.ceil(wait)
+end
+
+-- Whether workers have been silent for too long, give signs from before the clock was set back, or
+-- were given up and still have claims.
+local function is_anybody_silent(own)
+  if redis.call('EXISTS', own .. 'dead_workers') == 1 then return true end
+  local first, last = redis.pcall('ZRANGE', own .. 'workers', 0, 0, 'WITHSCORES'), nil
+  local oldest = tonumber(first[2])
+  if not oldest then return false end
+  last = redis.call('ZRANGE', own .. 'workers', -1, -1, 'WITHSCORES')
+  return oldest <= now - silence_ms or tonumber(last[2]) >= now + silence_ms
+end
+
+for place = 5, #ARGV, 2 do
+  local own, waiting = ARGV[place], ARGV[place + 1]
+  local state, flags, wait = own .. 'state', 8, 0
+  local facts = redis.pcall('HMGET', state, 'tender', 'tended_until', 'paused', 'paused_lanes', 'lanes')
+  if not facts.err then
+    local ends = tonumber(facts[2] or 0) or 0
+    local is_held = ends > now and ends <= now + LONGEST_LEASE_MS
+    if is_held and facts[1] ~= ARGV[1] then
+      flags, wait = -1, ends - now
+    else
+      if not is_held or ends - now < lease_ms / 2 then
+        redis.call('HSET', state, 'tender', ARGV[1], 'tended_until', now + lease_ms)
+      end
+      flags, wait = look(own, waiting, facts)
+      if ARGV[4] == '1' and is_anybody_silent(own) then flags = flags + 4 end
+    end
+  end
+  answer[#answer + 1], answer[#answer + 2] = flags, wait
+end
+return answer
