@@ -47,7 +47,7 @@ function line.before(left)
   while has_more and read < MOST_READ and dead < MOST_DEAD and (read == 0 or total <= left) do
     local found = redis.call('ZRANGEBYSCORE', KEYS[3], '-inf', upto, 'WITHSCORES', 'LIMIT', read,
       CHUNK)
-    local names = {}
+    local names, void = {}, {}
     for place = 1, #found, 2 do names[#names + 1] = found[place] end
     has_more = #names == CHUNK
     local told = names[1] and redis.call('HMGET', KEYS[4], unpack(names)) or {}
@@ -58,10 +58,13 @@ function line.before(left)
         read = read + 1
         if kept > 0 then total, ahead, late = total + kept, ahead + 1, spare end
       else
-        dead = dead + 1
-        redis.call('ZREM', KEYS[3], name)
-        redis.call('HDEL', KEYS[4], name)
+        void[#void + 1] = name
       end
+    end
+    if void[1] then
+      dead = dead + #void
+      redis.call('ZREM', KEYS[3], unpack(void))
+      redis.call('HDEL', KEYS[4], unpack(void))
     end
   end
   if has_more then
