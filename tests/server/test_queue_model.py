@@ -55,7 +55,7 @@ def test_jobs_are_in_one_place_however_long_one_looks(machine):
             "item ~= '' and item or stored, true)",
             "item ~= '' and item or stored, false)",
         ),
-        ("set_aside", "redis.call('HDEL', KEYS[2], claim)", ""),
+        ("set_aside", "redis.call('HDEL', KEYS[2], unpack(moved))", ""),
         ("bury_job", "forget(ARGV[8], ARGV[7])", ""),
         ("cancel_job", "redis.call('HDEL', KEYS[3], ARGV[1])", ""),
         ("finish_jobs", "redis.call('PEXPIRE', record, ARGV[5])", ""),

@@ -61,7 +61,7 @@ async def test_quick_jobs_behind_thousands_of_a_limited_task_run_at_once(workpla
     before = (await counters(heavy.queue))["set_aside"]
     await asyncio.sleep(1)
     after = (await counters(heavy.queue))["set_aside"]
-    assert after - before <= 1_500
+    assert after - before <= 1_000
     assert hall.most == 1
     assert await letters(heavy.queue) == []
 

@@ -69,6 +69,8 @@ class Slots:
         self._idle: list[asyncio.Future[None]] = []
         self._tasks: list[asyncio.Task[None]] = []
         self._waking = False
+        self._passed = 0
+        """Jobs in a row that were over the limits of their tasks: as many more may be claimed."""
         self._busy = 0
         self._beginning: set[JobContext] = set()
         self._alone: JobContext | None = None
@@ -81,8 +83,10 @@ class Slots:
         ahead = 0
         if self.each_s < _QUICK_S and self._bytes < self._most_bytes:
             ahead = min(self._most_ahead, int(self._usable * _AHEAD_S / max(self.each_s, 1e-6)))
-        if len(self.limits.surplus) >= _MOST_SURPLUS:
-            return 0
+        if self._passed:
+            if len(self.limits.surplus) >= _MOST_SURPLUS:
+                return 0
+            ahead = max(ahead, min(self._most_ahead // 4, self._passed))
         size = self._usable + ahead
         room = max(0, size - self._busy - len(self._buffer) - asked)
         return room if not (self._buffer or asked) or 2 * room >= size else 0
@@ -274,6 +278,7 @@ class Slots:
                 self._busy -= 1
                 if self._alone is not None:
                     self._changed.set()
+            self._passed = 0
             self.each_s += _LEARNING * (time.monotonic() - began - self.each_s)
             self._when_news()
             turn += 1
@@ -284,6 +289,7 @@ class Slots:
     async def _run_limited(self, job: JobContext, performer: Performer) -> bool:
         """Run a job of a task with a limit of its own; False if it has to wait, without a place."""
         if not self.limits.enter(performer, job):
+            self._passed += 1
             if not self._buffer:
                 self._when_news()  # there is room for others
             return False

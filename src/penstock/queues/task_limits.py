@@ -28,7 +28,7 @@ _LEARNING: Final = 0.1
 _KEEP_S, _KEEP_BELOW_S = 0.25, 0.5
 # Jobs that come back each second, over all workers of the queue: at least so many, and so many
 # times what they can run.
-_LEAST_RATE: Final = 500.0
+_LEAST_RATE: Final = 250.0
 _SUPPLY: Final = 4.0
 _SOONEST_S, _LATEST_S = 0.05, 60.0
 # Set aside, a job may come back this much later: moments are rounded, so that few wake-ups do.

@@ -33,27 +33,38 @@ local fault = fault_in_indexes(ARGV[3])
 if fault then return fault end
 local ROUND_MS = 50
 local due = math.ceil((now + ARGV[5]) / ROUND_MS) * ROUND_MS
-local answer, moved = {redis.call('ZCARD', KEYS[1])}, 0
+local claims, ids = {}, {}
+for place = 6, #ARGV, 3 do
+  claims[#claims + 1], ids[#ids + 1] = ARGV[place], ARGV[place + 1]
+end
+local items = redis.call('HMGET', KEYS[2], unpack(claims))
+local scores = redis.call('ZMSCORE', KEYS[6], unpack(ids))
 -- Those of one moment come back in the order of this count: thousandths are as exact as a score is.
 local before = tonumber(redis.call('HGET', KEYS[8], 'set_aside')) or 0
-for place = 6, #ARGV, 3 do
-  local claim, id, has_record = unpack(ARGV, place, place + 2)
-  local status = has_record ~= '' and status_in(ARGV[2] .. id)
-  local item = redis.call('HGET', KEYS[2], claim)
+local answer, waits, bodies, moved, seen = {redis.call('ZCARD', KEYS[1])}, {}, {}, {}, {}
+for place, claim in ipairs(claims) do
+  local id, item, status = ids[place], items[place], nil
+  if ARGV[5 + 3 * place] ~= '' then status = status_in(ARGV[2] .. id) end
   local has_ended = item and status and not LEGAL[status]
   answer[#answer + 1] = has_ended and 0 or 1
   if item and not has_ended then
     local member = id
-    if redis.call('HEXISTS', KEYS[7], member) == 1 then  -- other programs may give two jobs one id
-      member = member .. ' ' .. ARGV[1] .. ' ' .. claim
+    if scores[place] or seen[id] then  -- other programs may give two jobs one id
+      member = id .. ' ' .. ARGV[1] .. ' ' .. claim
     end
-    redis.call('ZADD', KEYS[6], string.format('%.3f', due + (before + moved) % 1000 / 1000), member)
-    redis.call('HSET', KEYS[7], member, 'f' .. lane_in(claim) .. '\n' .. item)
-    redis.call('HDEL', KEYS[2], claim)
-    free(ARGV[4], KEYS[4], KEYS[5], KEYS[3], ARGV[1], claim)
+    seen[id] = true
+    waits[#waits + 1] = string.format('%.3f', due + (before + #moved) % 1000 / 1000)
+    waits[#waits + 1] = member
+    bodies[#bodies + 1], bodies[#bodies + 2] = member, 'f' .. lane_in(claim) .. '\n' .. item
+    moved[#moved + 1] = claim
     if status then turn(ARGV[2] .. id, ARGV[3], id, 'queued', now) end
-    moved = moved + 1
   end
 end
-if moved > 0 then redis.pcall('HINCRBY', KEYS[8], 'set_aside', moved) end
+if moved[1] then
+  redis.call('ZADD', KEYS[6], unpack(waits))
+  redis.call('HSET', KEYS[7], unpack(bodies))
+  redis.call('HDEL', KEYS[2], unpack(moved))
+  for _, claim in ipairs(moved) do free(ARGV[4], KEYS[4], KEYS[5], KEYS[3], ARGV[1], claim) end
+  redis.pcall('HINCRBY', KEYS[8], 'set_aside', #moved)
+end
 return answer
