@@ -97,9 +97,9 @@ class QueueConsumer(Service):
         return f"queue {self.queue.name}: {trouble}" if trouble and not self.ended else None
 
     @property
-    def aside(self) -> int:
-        """Jobs over the limits of their tasks that it has set aside and that are not back yet."""
-        return self._life.limits.aside if self._life else 0
+    def has_aside(self) -> bool:
+        """Whether it has set jobs aside, over the limits of their tasks, that are not back yet."""
+        return self._life is not None and self._life.limits.has_aside
 
     @property
     def jobs(self) -> list[JobContext]:

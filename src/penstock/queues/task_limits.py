@@ -15,6 +15,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable
+from heapq import heappop, heappush
 from typing import Final
 
 from penstock.queues.context import JobContext
@@ -29,7 +30,7 @@ _KEEP_S, _KEEP_BELOW_S = 0.25, 0.5
 # Jobs that come back each second, over all workers of the queue: at least so many, and so many
 # times what they can run.
 _LEAST_RATE: Final = 250.0
-_SUPPLY: Final = 4.0
+_SUPPLY: Final = 2.0
 _SOONEST_S, _LATEST_S = 0.05, 60.0
 # Set aside, a job may come back this much later: moments are rounded, so that few wake-ups do.
 _ROUNDED_S: Final = 0.15
@@ -38,17 +39,19 @@ _ROUNDED_S: Final = 0.15
 class _Limited:
     """One task with a limit."""
 
-    __slots__ = ("each_s", "limit", "out", "out_count", "running", "waiting")
+    __slots__ = ("began", "each_s", "limit", "out", "out_count", "running", "waiting")
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
+        self.began = time.monotonic()
+        """When its first job was met: the first to end takes at least as long as that is ago."""
         self.running = 0
         self.each_s = 0.0
         """How long a job took of late; 0 before the first has ended."""
         self.waiting: deque[JobContext] = deque()
         """Kept here, in the order of their claims."""
-        self.out: deque[tuple[float, int]] = deque()
-        """When jobs that were set aside here come back, by the monotonic clock, and how many."""
+        self.out: list[tuple[float, int]] = []
+        """A heap: when jobs that were set aside come back, by the monotonic clock, and how many."""
         self.out_count = 0
 
     @property
@@ -61,7 +64,7 @@ class _Limited:
     def note_back(self) -> None:
         now = time.monotonic()
         while self.out and self.out[0][0] <= now:
-            self.out_count -= self.out.popleft()[1]
+            self.out_count -= heappop(self.out)[1]
 
 
 class TaskLimits:
@@ -78,6 +81,8 @@ class TaskLimits:
         self._bytes = 0
         """Of the jobs that wait here."""
         self._workers = 1
+        self._all_back = 0.0
+        """When all that was set aside has come back, by the monotonic clock."""
         self.surplus: deque[tuple[Performer, JobContext]] = deque()
         """Claimed jobs that are neither run nor kept: to be set aside."""
         self.when_surplus: Callable[[], object] | None = None
@@ -131,23 +136,22 @@ class TaskLimits:
         task.note_back()
         if self._most_aside and task.out_count * self._workers >= self._most_aside:
             return None
-        rate = _LEAST_RATE / self._workers
-        if task.each_s:
-            rate = max(rate, _SUPPLY * task.limit / task.each_s)
+        each_s = task.each_s or time.monotonic() - task.began
+        rate = max(_LEAST_RATE / self._workers, _SUPPLY * task.limit / max(each_s, 0.001))
         return min(_LATEST_S, max(_SOONEST_S, task.out_count / rate))
 
     def set_aside(self, performer: Performer, count: int, wait_s: float, workers: int) -> None:
         """Note that jobs were set aside, and how many workers the queue has."""
         task, self._workers = self._task(performer), max(1, workers)
-        task.out.append((time.monotonic() + wait_s + _ROUNDED_S, count))
+        back = time.monotonic() + wait_s
+        heappush(task.out, (back, count))
         task.out_count += count
+        self._all_back = max(self._all_back, back + _ROUNDED_S)
 
     @property
-    def aside(self) -> int:
-        """Jobs that were set aside here and may not have come back yet."""
-        for task in self._tasks.values():
-            task.note_back()
-        return sum(task.out_count for task in self._tasks.values())
+    def has_aside(self) -> bool:
+        """Whether jobs were set aside here that may not have come back yet."""
+        return time.monotonic() < self._all_back
 
     def take_back(self) -> list[JobContext]:
         """What was claimed and waits here, of any task."""

@@ -111,7 +111,8 @@ async def _idle(
     while True:
         now = await _look(app, queues, window_s, deadline)
         # Twice the same: a job may send another to a queue that was looked at before.
-        aside = sum(consumer.aside for consumer in consumers)  # over the limits of their tasks
+        # What is over the limits of tasks is not due at the moment, and yet to be run.
+        aside = any(consumer.has_aside for consumer in consumers)
         if all(one.idle for one in now) and now == last and not aside:
             return now
         if running.done():
