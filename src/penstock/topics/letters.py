@@ -29,7 +29,7 @@ from penstock.redis.client import Client
 from penstock.redis.codec import Codec
 from penstock.topics.bodies import SHOWN_BYTES, ShownBody, body_key, fetch_body, show_body
 from penstock.topics.identity import MESSAGE_ID, identify
-from penstock.topics.java_payloads import unquoted
+from penstock.topics.java_payloads import is_java_payload, unquoted
 from penstock.topics.message import (
     HEADERS,
     KEY,
@@ -173,9 +173,19 @@ class Letter:
         prefix = client.keys.topic(topic).letter_payload("_").removesuffix("_")
         return key if key.startswith(prefix) else None
 
+    def unquoted(self, body: bytes, key: str) -> bytes:
+        """A payload that is stored outside the letter, without what Java's retries added to it."""
+        if not is_java_payload(key):
+            return body
+        # Once more than an inline one: what is stored outside is JSON.
+        return unquoted(body, 1 + (self.number("retryCount") or 0))
+
     def view(
         self, codec: Codec, most_bytes: int = SHOWN_BYTES, body: ShownBody | None = None
     ) -> LetterView:
+        if body is not None and body.size == len(body.data) and b"attempts" not in self.raw:
+            data = unquoted(body.data, self.number("retryCount") or 0)
+            body = ShownBody(data, len(data))
         return LetterView(
             id=self.id,
             buried_ms=self.buried_ms,

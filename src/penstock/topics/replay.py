@@ -17,7 +17,6 @@ from penstock.topics.barrier import read_markers
 from penstock.topics.bodies import without_reference
 from penstock.topics.entries import claimed_fields, message_fields
 from penstock.topics.identity import MESSAGE_ID
-from penstock.topics.java_payloads import is_java_payload, unquoted
 from penstock.topics.letters import Letter
 from penstock.topics.looking import ask_typed, id_numbers, text
 from penstock.topics.message import (
@@ -207,7 +206,7 @@ class Replay:
             (body,) = await ask_typed(self._client, [("GET", key)])
         if key is None or body is None:
             raise _Unfit("its payload was stored beside the stream and is gone")
-        return unquoted(body, 1) if is_java_payload(key) else body
+        return letter.unquoted(body, key)
 
     def _place(self, letter: Letter) -> int:
         stored, key = letter.partition, letter.text("key")
