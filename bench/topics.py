@@ -54,7 +54,7 @@ FIRST, AFTER_READY = "slowest first message after ready", "wake-up, p99"
 COSTS = {
     "idle_client": "us/s of a worker that waits",
     "idle_server": "us/s of the server meanwhile",
-    "idle_commands": "commands/s meanwhile",
+    "idle_commands": "commands/s meanwhile, those of scripts included",
     "message_client": "us of the worker for a message, sender included",
     "message_server": "us of the server for a message",
 }
