@@ -9,6 +9,7 @@ from tests.workplace import letters, stored
 
 from penstock import CommandRefused, RetryPolicy
 from penstock.queues.counts import Counts
+from penstock.queues.lost_lanes import relist_known_lanes
 from penstock.queues.reaper import Reaper
 from penstock.testing.eventually import eventually
 
@@ -104,6 +105,35 @@ async def test_jobs_of_fair_lanes_run_once_a_foreign_key_over_their_turns_is_gon
     await app.redis.call("DEL", getattr(keys, kind))
     await eventually(lambda: sorted(ran) == [1, 2, 4, 5])  # parked lanes stay so
     await eventually(lambda: worker.readiness().ready)
+
+
+async def test_lanes_without_turns_are_found_by_an_index_not_among_all_keys(
+    workplace, valkey_server
+):
+    app = await workplace.open()
+
+    @app.task(queue="orders")
+    async def ship(number: int) -> None: ...
+
+    def scans():
+        return valkey_server.info("commandstats").get("cmdstat_scan", "calls=0").split(",")[0]
+
+    keys = ship.queue.keyring
+    assert await relist_known_lanes(app.redis, keys) == 0  # once it walks over all keys
+    walked = scans()
+    for number in range(3):
+        await ship.with_options(group=f"tenant {number}").send(number)
+    await app.redis.call("DEL", keys.ring)
+    assert await relist_known_lanes(app.redis, keys) == 3
+    assert await relist_known_lanes(app.redis, keys) == 0
+    await workplace.start(app)
+    await eventually(lambda: _is_done(app, keys, 3))
+    assert await app.redis.call("SMEMBERS", keys.lanes) == [b""]
+    assert scans() == walked
+
+
+async def _is_done(app, keys, count):
+    return int(await app.redis.call("HGET", keys.counters, "done") or 0) == count
 
 
 async def test_a_lane_that_another_program_pushed_to_is_found_by_the_operator(workplace):
