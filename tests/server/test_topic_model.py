@@ -11,6 +11,8 @@ from .model.machine import TopicMachine
 from .model.playing import plant_mistake, run_for_long, run_quickly
 
 QUICK = {"max_examples": 100, "stateful_step_count": 40}
+LONGER = {"max_examples": 600, "stateful_step_count": 40}
+"""To find a mistake, which ends the search."""
 
 
 @pytest.fixture(scope="module")
@@ -53,4 +55,4 @@ def test_every_message_is_in_exactly_one_place_in_the_long_run(machine):
 def test_a_script_that_breaks_a_promise_is_found(machine, monkeypatch, name, text, instead):
     plant_mistake(monkeypatch, name, text, instead)
     with pytest.raises((AssertionError, CommandRefused)):
-        run_quickly(machine, **QUICK, shrink=False)
+        run_quickly(machine, **LONGER, shrink=False)
