@@ -48,10 +48,11 @@ async def few_in_hand(queue, most):
     return await in_hand(queue) <= most
 
 
-async def test_quick_jobs_behind_thousands_of_a_limited_task_run_at_once(workplace):
+@pytest.mark.parametrize("many", [100, 10_000])
+async def test_quick_jobs_behind_many_of_a_limited_task_run_at_once(workplace, many):
     app, hall, ran = await workplace.open(max_size=0), Hall(), []
     heavy, quick = hall_task(app, hall), quick_task(app, ran)
-    await heavy.send_many([(number,) for number in range(10_000)])
+    await heavy.send_many([(number,) for number in range(many)])
     await quick.send_many([(number,) for number in range(20)])
     await workplace.start(app, concurrency=8)
     await eventually(lambda: len(ran) == 20, within_s=20)
@@ -61,7 +62,7 @@ async def test_quick_jobs_behind_thousands_of_a_limited_task_run_at_once(workpla
     before = (await counters(heavy.queue))["set_aside"]
     await asyncio.sleep(1)
     after = (await counters(heavy.queue))["set_aside"]
-    assert after - before <= 1_000
+    assert after - before <= 750
     assert hall.most == 1
     assert await letters(heavy.queue) == []
 

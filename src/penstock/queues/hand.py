@@ -310,8 +310,10 @@ class Hand:
     async def _give_back(self, told: Sequence[Argument]) -> int:
         return await self._scripts.give_back(keys=self.keys, worker=self.worker, jobs=told)
 
-    async def set_aside(self, jobs: Sequence[JobContext], wait_s: float) -> list[int]:
-        """Let jobs wait among those not yet due, as if they had not been taken.
+    async def set_aside(
+        self, jobs: Sequence[JobContext], wait_s: float, step_s: float = 0.0
+    ) -> list[int]:
+        """Let jobs wait among those not yet due, each `step_s` longer than the one before.
 
         Returns how many workers the queue has, then for each job 1, or 0 if it has ended and is
         still in hand; nothing if we were given up.
@@ -319,11 +321,11 @@ class Hand:
         told: list[Argument] = []
         for job in jobs:
             told += (job.claim, self._name_of(job), "1" if job.tracked else "")
-        wait_ms = round(wait_s * 1000)
+        wait_ms, step_ms = round(wait_s * 1000), step_s * 1000
         reply = await self.surely(
             "set aside",
             lambda: self._scripts.set_aside(
-                keys=self.keys, worker=self.worker, wait_ms=wait_ms, jobs=told
+                keys=self.keys, worker=self.worker, wait_ms=wait_ms, step_ms=step_ms, jobs=told
             ),
         )
         if isinstance(reply, int):

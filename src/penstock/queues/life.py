@@ -331,17 +331,17 @@ class Life:
                 self._news.set()
 
     async def _set_aside(self, performer: Performer, jobs: list[JobContext]) -> None:
-        wait_s = self.limits.wait_s(performer)
-        if wait_s is None or self._hand.draining:
+        waits = self.limits.waits_s(performer, len(jobs))
+        if waits is None or self._hand.draining:
             # As many are set aside as the queue may hold: from now on they fill the queue, so that
             # its producers notice.
             self._paused_until = time.monotonic() + _FULL_PAUSE_S
             await self._hand.give_back(jobs)
         else:
-            reply = await self._hand.set_aside(jobs, wait_s)
+            reply = await self._hand.set_aside(jobs, *waits)
             if not reply:
                 return
-            self.limits.set_aside(performer, sum(reply[1:]), wait_s, reply[0])
+            self.limits.set_aside(performer, sum(reply[1:]), waits, reply[0])
             for job, moved in zip(jobs, reply[1:], strict=True):
                 if not moved:
                     self._work.passed_over(job)

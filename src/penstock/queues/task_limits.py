@@ -7,7 +7,7 @@ other jobs of the queue are reached however many of the task stand before them, 
 may run them.
 
 What is set aside comes back in the order in which it left, at a rate that follows what can be run,
-not what waits: see `TaskLimits.wait_s`.
+not what waits: see `TaskLimits.waits_s`.
 """
 
 from __future__ import annotations
@@ -32,6 +32,8 @@ _KEEP_S, _KEEP_BELOW_S = 0.25, 0.5
 _LEAST_RATE: Final = 250.0
 _SUPPLY: Final = 2.0
 _SOONEST_S, _LATEST_S = 0.05, 60.0
+_TOGETHER: Final = 25
+"""Jobs that are taken to come back at one moment."""
 # Set aside, a job may come back this much later: moments are rounded, so that few wake-ups do.
 _ROUNDED_S: Final = 0.15
 
@@ -125,8 +127,10 @@ class TaskLimits:
             jobs.append(self.surplus.popleft()[1])
         return performer, jobs
 
-    def wait_s(self, performer: Performer) -> float | None:
-        """For how long jobs that are set aside now stay so; None if there are too many already.
+    def waits_s(self, performer: Performer, count: int) -> tuple[float, float] | None:
+        """How long the first of so many jobs stays aside, and how much longer each one after it.
+
+        None if there are too many already.
 
         Those that were set aside before come first. All workers together let `_SUPPLY` times as
         many come back as they can run, `_LEAST_RATE` a second at least: so a place that becomes
@@ -138,13 +142,18 @@ class TaskLimits:
             return None
         each_s = task.each_s or time.monotonic() - task.began
         rate = max(_LEAST_RATE / self._workers, _SUPPLY * task.limit / max(each_s, 0.001))
-        return min(_LATEST_S, max(_SOONEST_S, task.out_count / rate))
+        first_s = min(_LATEST_S, max(_SOONEST_S, task.out_count / rate))
+        return first_s, min(1 / rate, _LATEST_S / count)
 
-    def set_aside(self, performer: Performer, count: int, wait_s: float, workers: int) -> None:
+    def set_aside(
+        self, performer: Performer, count: int, waits_s: tuple[float, float], workers: int
+    ) -> None:
         """Note that jobs were set aside, and how many workers the queue has."""
         task, self._workers = self._task(performer), max(1, workers)
-        back = time.monotonic() + wait_s
-        heappush(task.out, (back, count))
+        back, step_s = time.monotonic() + waits_s[0], waits_s[1]
+        for part in range(0, count, _TOGETHER):
+            heappush(task.out, (back + part * step_s, min(_TOGETHER, count - part)))
+        back += count * step_s
         task.out_count += count
         self._all_back = max(self._all_back, back + _ROUNDED_S)
 

@@ -184,13 +184,19 @@ class QueueScripts(ScriptCaller):
         )
 
     async def set_aside(
-        self, *, keys: QueueKeyring, worker: str, wait_ms: int, jobs: Sequence[Argument]
+        self,
+        *,
+        keys: QueueKeyring,
+        worker: str,
+        wait_ms: int,
+        step_ms: float,
+        jobs: Sequence[Argument],
     ) -> list[int] | int:
         """Let jobs wait without a claim: live workers, then for each 1, or 0 if it has ended."""
         return await self.run(
             "set_aside",
             (*self._in_hand(keys, worker), keys.delayed, keys.delayed_bodies, keys.counters),
-            (worker, keys.records, keys.indexes, keys.runnings, wait_ms, *jobs),
+            (worker, keys.records, keys.indexes, keys.runnings, wait_ms, f"{step_ms:.3f}", *jobs),
         )
 
     async def join_queue(self, *, keys: QueueKeyring, worker: str) -> int:

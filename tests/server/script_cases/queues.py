@@ -235,7 +235,13 @@ QUEUES = Engine(
             call("give_back", **HAND, jobs=["1", "j12", "", "2:a", "j13", job(13)]),
         ],
         "set_aside": [
-            call("set_aside", **HAND, wait_ms=1000, jobs=["1", "j12", "1", "2:a", "j13", ""]),
+            call(
+                "set_aside",
+                **HAND,
+                wait_ms=1000,
+                step_ms=4,
+                jobs=["1", "j12", "1", "2:a", "j13", ""],
+            ),
         ],
         "reap_claims": [
             with_unique(

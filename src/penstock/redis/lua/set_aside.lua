@@ -17,8 +17,9 @@
 -- ARGV[2]  str   beginning of the names of records
 -- ARGV[3]  str   beginning of the names of the indexes by state
 -- ARGV[4]  str   beginning of the names of the sets of running jobs by lane
--- ARGV[5]  int   ms to wait
--- ARGV[6..]  str  for each job, 500 at most, its claim; its id; '1' if it has a record
+-- ARGV[5]  int   ms that the first waits
+-- ARGV[6]  str   ms by which each one waits longer than the one before
+-- ARGV[7..]  str  for each job, 500 at most, its claim; its id; '1' if it has a record
 --
 -- Returns  list  how many workers are alive; then for each job 1, or 0 if its record says that it
 --                has ended (cancelled, perhaps): it stays in hand
@@ -32,9 +33,8 @@ if not redis.call('ZSCORE', KEYS[1], ARGV[1]) then return -1 end
 local fault = fault_in_indexes(ARGV[3])
 if fault then return fault end
 local ROUND_MS = 50
-local due = math.ceil((now + ARGV[5]) / ROUND_MS) * ROUND_MS
 local claims, ids = {}, {}
-for place = 6, #ARGV, 3 do
+for place = 7, #ARGV, 3 do
   claims[#claims + 1], ids[#ids + 1] = ARGV[place], ARGV[place + 1]
 end
 local items = redis.call('HMGET', KEYS[2], unpack(claims))
@@ -44,7 +44,7 @@ local before = tonumber(redis.call('HGET', KEYS[8], 'set_aside')) or 0
 local answer, waits, bodies, moved, seen = {redis.call('ZCARD', KEYS[1])}, {}, {}, {}, {}
 for place, claim in ipairs(claims) do
   local id, item, status = ids[place], items[place], nil
-  if ARGV[5 + 3 * place] ~= '' then status = status_in(ARGV[2] .. id) end
+  if ARGV[6 + 3 * place] ~= '' then status = status_in(ARGV[2] .. id) end
   local has_ended = item and status and not LEGAL[status]
   answer[#answer + 1] = has_ended and 0 or 1
   if item and not has_ended then
@@ -53,6 +53,7 @@ for place, claim in ipairs(claims) do
       member = id .. ' ' .. ARGV[1] .. ' ' .. claim
     end
     seen[id] = true
+    local due = math.ceil((now + ARGV[5] + #moved * ARGV[6]) / ROUND_MS) * ROUND_MS
     waits[#waits + 1] = string.format('%.3f', due + (before + #moved) % 1000 / 1000)
     waits[#waits + 1] = member
     bodies[#bodies + 1], bodies[#bodies + 2] = member, 'f' .. lane_in(claim) .. '\n' .. item
