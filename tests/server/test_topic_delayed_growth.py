@@ -212,6 +212,22 @@ async def test_many_movers_bring_each_message_home_once(client, topic):
         await mover.stop()
 
 
+async def test_one_that_is_sent_while_its_partition_is_asked_is_not_forgotten(client, monkeypatch):
+    async with Mover(client) as mover:
+        topic, ask, sent = make_topic(client, mover=mover), mover._ask, []
+
+        async def asked(calls):
+            replies = await ask(calls)
+            if len(sent) < 3:  # after the server has answered that nothing else waits
+                sent.append(await topic.send(len(sent) + 1, key="ann", delay=0.01))
+            return replies
+
+        monkeypatch.setattr(mover, "_ask", asked)
+        await topic.send(0, key="ann", delay=0.01)
+        assert len(await all_arrived(client, 4)) == 4
+        await topic.close()
+
+
 async def test_one_that_was_copied_and_not_yet_dropped_comes_once(client, topic, monkeypatch):
     for number in range(20):
         await topic.send(number, key=f"key-{number}", delay=LONG_S)

@@ -132,6 +132,8 @@ class Mover(Service):
     async def _move(self, places: list[Place]) -> None:
         """One call for each partition, all at once, and note when each is next."""
         asked_at = time.monotonic()
+        for place in places:  # what is nudged from now on is looked at again
+            self._due.pop(place, None)
         known = await self._know({topic for topic, _ in places})
         replies: dict[Place, Reply] = {place: known[place[0]] for place in places}
         asked = [place for place in places if isinstance(replies[place], TopicGeneration)]
@@ -193,18 +195,20 @@ class Mover(Service):
 
     def _note(self, place: Place, reply: Reply, asked_at: float) -> None:
         if isinstance(reply, ServerError):
-            self._due[place] = time.monotonic() + retry_delay_s(self._failures)
+            self._look_at(place, time.monotonic() + retry_delay_s(self._failures))
             return
         moved, next_ms = (0, -1) if isinstance(reply, TopicError) else reply
         self.moved += moved
         if next_ms == _GROWN:
-            self._due[place] = time.monotonic() + _WHILE_IT_GROWS_S
+            self._look_at(place, time.monotonic() + _WHILE_IT_GROWS_S)
         elif next_ms >= 0:
-            self._due[place] = asked_at + min(next_ms / 1000, self._look_s)
+            self._look_at(place, asked_at + min(next_ms / 1000, self._look_s))
         elif place in self._watched:
-            self._due[place] = asked_at + self._look_s
-        elif self._due.get(place, 0.0) <= asked_at:  # else somebody nudged meanwhile
-            self._due.pop(place, None)
+            self._look_at(place, asked_at + self._look_s)
+
+    def _look_at(self, place: Place, at: float) -> None:
+        """Look at a partition then, or earlier if it was nudged meanwhile."""
+        self._due[place] = min(at, self._due.get(place, at))
 
     # ---- asking the server
 
