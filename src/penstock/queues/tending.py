@@ -135,7 +135,7 @@ class Tender(Service):
             await self._leave([queue])
 
     def look_soon(self, name: str) -> None:
-        """Nobody seems to tend a queue."""
+        """No process seems to tend a queue."""
         if (queue := self._queues.get(name)) is not None:
             queue.next_at = 0.0
             self._changed.set()

@@ -204,7 +204,7 @@ class QueueScripts(ScriptCaller):
         return await self.run("join_queue", (keys.workers,), (worker,))
 
     async def beat_queue(self, *, keys: QueueKeyring, worker: str, paused_ms: int = 0) -> int:
-        """Give a sign of life: 1, 2 if nobody tends the queue, 0 if the worker was given up."""
+        """Give a sign of life: 1, 2 if none tends the queue, 0 if the worker was given up."""
         silence_ms = round(self._client.settings.queues.silence_s * 1000)
         return await self.run(
             "beat_queue", (keys.workers, keys.state), (worker, silence_ms, paused_ms)

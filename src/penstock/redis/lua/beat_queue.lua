@@ -12,7 +12,7 @@
 -- ARGV[3]  int   longest time in ms for which the worker itself was paused since its last sign
 --
 -- Returns   1  noted
---           2  noted, and nobody tends the queue
+--           2  noted, and no process tends the queue
 --           0  the worker was given up as dead; nothing written
 
 redis.call('ZREM', KEYS[1], '')

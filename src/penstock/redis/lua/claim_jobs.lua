@@ -34,7 +34,7 @@
 --
 -- Returns  list  the server's ms; ms at which the next job is due, or 0; how many claims the worker
 --                has; the sum of 1 if lanes are in use, 2 if jobs on the lists were cancelled, 4 if
---                there may be suspects, 8 if more were left for want of bytes, 16 if nobody tends the
+--                there may be suspects, 8 if more were left for want of bytes, 16 if no process tends the
 --                queue; then each lane and a list of jobs taken from it, whose claims are numbered in
 --                this order: '17' in the plain list, '17:high' in a lane
 --          int   -1  the worker was given up as dead; nothing was done
@@ -314,7 +314,7 @@ if answer[4] % 4 >= 2 then
     redis.call('UNLINK', KEYS[11])  -- nothing waits or is in hand that could have been cancelled
   end
 end
--- Whoever takes all it may wakes others for the rest; whoever finds nothing more wakes nobody.
+-- A claim that takes all it may wakes others for the rest; one that finds no more jobs takes the tokens.
 local is_full = allowed > 0 and left == 0 and not at_limit
   or (is_careful or is_cut) and #answer > 4
 if is_full or (facts[5] and done > 0 and ARGV[3] == '0') then

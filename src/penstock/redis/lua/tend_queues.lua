@@ -2,7 +2,7 @@
 --
 -- One process at a time tends a queue: it holds a lease in the queue's state. Idle workers ask for
 -- nothing; they sleep until they are woken. The tender wakes one where jobs can be claimed without
--- anybody having been told: jobs that are due, lanes whose time has come, jobs of programs that
+-- a token for them: jobs that are due, lanes whose time has come, jobs of programs that
 -- write to the lists themselves, and jobs whose token was lost. It also learns of silent workers.
 --
 -- Flags: allow-oom  a full server must drain

@@ -17,7 +17,7 @@ local function extend_silence(workers, now, silence_ms, paused_ms)
   end
 end
 
--- Notes a worker's sign of life: 1, 2 if nobody tends the queue, or 0 if the worker was given up as
+-- Notes a worker's sign of life: 1, 2 if no process tends the queue, or 0 if the worker was given up as
 -- dead. One whose last sign was too long ago, and that was not given up, goes on; see above what that
 -- means for the others.
 local function note_sign(workers, state, worker, now, silence_ms, paused_ms)
