@@ -5,11 +5,17 @@ import asyncio
 from penstock import Consumer, Penstock, Subscription
 from penstock.settings import Settings, TopicSettings, WorkerSettings
 from penstock.testing.eventually import eventually
+from penstock.topics.claim import Claim
 
 
 async def test_a_slot_that_waits_for_a_renewal_outlives_the_loss_of_its_partition(
-    valkey_server, namespace
+    valkey_server, namespace, monkeypatch
 ):
+    async def unanswered(*_: object) -> None:
+        await asyncio.Event().wait()
+
+    # A renewal under way would make certain what is to be uncertain here.
+    monkeypatch.setattr(Claim, "renew", unanswered)
     settings = Settings(
         url=valkey_server.url,
         namespace=namespace,

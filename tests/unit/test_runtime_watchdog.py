@@ -359,7 +359,7 @@ async def test_the_pulse_goes_on_after_a_call_that_fails(caplog) -> None:
     watchdog.pulse.each_poll(fails)
     async with watchdog:
         await eventually(lambda: calls >= 3)
-    assert len(caplog.records) == 1
+    assert sum("a call failed" in r.getMessage() for r in caplog.records) == 1
 
 
 async def test_the_pulse_leaves_no_thread_behind() -> None:
