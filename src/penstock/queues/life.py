@@ -359,11 +359,19 @@ class Life:
     async def _rest(self) -> None:
         """Wait for jobs on the server, for room, for something done; or until the next look."""
         self._news.clear()
+        timer, next_at = None, self._next_look()
+        if next_at is not None:
+            # A timeout would cancel this task: slots would take it for the end of the worker.
+            timer = asyncio.get_running_loop().call_at(next_at, self._look_now)
         try:
-            async with asyncio.timeout_at(self._next_look()):
-                await self._news.wait()
-        except TimeoutError:
-            self._hint, self._look_at = True, math.inf
+            await self._news.wait()
+        finally:
+            if timer is not None:
+                timer.cancel()
+
+    def _look_now(self) -> None:
+        self._hint, self._look_at = True, math.inf
+        self._news.set()
 
     def _next_look(self) -> float | None:
         """When to look for jobs unless woken before; None if there is no need to."""

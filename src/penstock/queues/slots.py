@@ -125,8 +125,9 @@ class Slots:
     def failure(self) -> BaseException | None:
         """What a slot failed with, which none should."""
         for task in self._tasks:
-            if task.done() and not task.cancelled() and (error := task.exception()):
-                return error
+            if task.done():
+                cancelled = task.cancelled()
+                return RuntimeError("a slot was cancelled") if cancelled else task.exception()
         return None
 
     @asynccontextmanager
