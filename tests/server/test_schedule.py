@@ -241,6 +241,17 @@ async def test_a_tick_far_too_late_is_brought_back_after_the_clock_was_wrong(cli
     await eventually(lambda: _equals(next_tick(client, keys), DAILY.next_after(now)))
 
 
+async def test_a_next_tick_that_is_no_time_is_set_right_and_holds_up_no_other(client, keys, start):
+    now = await server_ms(client)
+    running = await start(schedule(), schedule(SOON, name="soon"))
+    await eventually(lambda: _equals(next_tick(client, keys), DAILY.next_after(now)))
+    await client.call("ZADD", keys.schedule, "-inf", "tick")
+    fired = running.fired
+    await eventually(lambda: _equals(next_tick(client, keys), DAILY.next_after(now)))
+    await eventually(lambda: running.fired > fired + 10)
+    assert not running.trouble()
+
+
 async def test_jitter_delays_the_job_and_not_the_tick(client, keys, start):
     now = await server_ms(client)
     spread = schedule(Every(3600), jitter_s=0.5, missed="once")

@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import os
 from contextlib import asynccontextmanager
+from functools import partial
 from zlib import crc32
 
+import msgspec
 import pytest
 
 from penstock.errors import OutcomeUnknown
@@ -48,11 +50,11 @@ async def topic(client):
     await made.close()
 
 
-async def grow(client):
+async def grow(client, partitions=AFTER):
     """Grow without waiting for producers: none of them sends meanwhile."""
     meta = client.keys.topic("later").meta
-    await client.scripts.begin_growth(meta=meta, partitions=AFTER, hold_ms=0)
-    await grow_topic(client, "later", AFTER)
+    await client.scripts.begin_growth(meta=meta, partitions=partitions, hold_ms=0)
+    await grow_topic(client, "later", partitions)
 
 
 @asynccontextmanager
@@ -245,6 +247,75 @@ async def test_one_that_was_copied_and_not_yet_dropped_comes_once(client, topic,
         found = await all_arrived(client, 20)
     assert len(cut) == 2
     assert sorted(int(fields[1]) for _, fields in found) == list(range(20))
+
+
+async def test_one_that_belongs_by_turns_to_two_partitions_is_kept(client, topic):
+    by_turns = {3: 2, 4: 0, 5: 2}
+    key = next(
+        f"k{n}"
+        for n in range(999)
+        if {count: crc32(b"k%d" % n) % count for count in (2, *by_turns)} == {2: 0, **by_turns}
+    )
+    await topic.send("late", key=key, delay=1.9)  # it moves to its new partition while it waits
+    waiting = [client.keys.partition("later", index).delayed for index in range(AFTER)]
+    for count, home in by_turns.items():
+        await grow(client, count)
+        async with Mover(client) as mover:
+            mover.watch("later", count)
+            is_home = partial(client.call, "ZCARD", waiting[home])
+            await eventually(is_home)
+            [id_] = await client.call("ZRANGE", waiting[home], 0, -1)
+        seconds, micros = map(int, await client.call("TIME"))
+        soon = seconds * 1000 + micros // 1000 + 1_900
+        await client.call("ZADD", waiting[home], soon, id_)
+    async with Mover(client) as mover:
+        mover.watch("later", AFTER)
+        await client.call("ZADD", waiting[2], 1, id_)
+        assert [index for index, _ in await all_arrived(client, 1)] == [2]
+
+
+async def test_a_topic_that_was_made_again_with_fewer_partitions_gets_its_own(client):
+    admin, keys = TopicAdmin(client, Codec(client.settings.codec)), [f"key-{n}" for n in range(20)]
+    async with Mover(client) as mover:
+        topic = make_topic(client, mover=mover)
+        await topic.facts()
+        await grow(client)
+        await topic.send("of a topic that has grown", delay=0.01)
+        await all_arrived(client, 1)
+        await admin.delete("later")
+        await admin.create("later", BEFORE)
+        again = make_topic(client, mover=mover)
+        for key in keys:
+            await again.send(key, key=key, delay=0.01)
+        found = await all_arrived(client, len(keys))
+        await topic.close()
+        await again.close()
+    assert all(index == crc32(field_of(fields, KEY)) % BEFORE for index, fields in found)
+
+
+ODD_BODIES = [
+    ["name", KEY.decode(), "{key}", "headers", {"a": 1}, "payload", "1"],
+    ["name", KEY.decode(), "{key}", "headers", True, "payload", "1"],
+    ["a name\n", KEY.decode(), "{key}", "payload", "1"],
+    ["n" * 5_000, KEY.decode(), "{key}", "payload", "1"],
+    ["", KEY.decode(), "{key}", "payload", 1.5],
+    {1: "", 2: KEY.decode(), 3: "{key}"},
+    7,
+]
+
+
+@pytest.mark.parametrize("odd", ODD_BODIES, ids=range(len(ODD_BODIES)))
+async def test_what_others_wrote_among_delayed_messages_holds_up_none(client, topic, odd):
+    key = next(f"k{n}" for n in range(99) if home_of(b"k%d" % n) >= BEFORE)
+    await topic.send("good", key=key, delay=LONG_S)
+    stored = client.keys.partition("later", crc32(key.encode()) % BEFORE)
+    body = msgspec.msgpack.encode(odd).replace(b"\xa5{key}", b"\xa2" + key.encode())
+    await client.call("HSET", stored.delayed_bodies, "odd", body)
+    await client.call("ZADD", stored.delayed, 1, "odd")
+    await grow(client)
+    async with time_passes(client):
+        found = await all_arrived(client, 2)
+    assert (home_of(key.encode()), b'"good"') in [(index, fields[1]) for index, fields in found]
 
 
 async def test_nothing_passes_the_marker_while_the_topic_grows(client, topic, monkeypatch):

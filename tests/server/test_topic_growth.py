@@ -6,7 +6,13 @@ import time
 
 import pytest
 
-from penstock.errors import InvalidMessage, OutcomeUnknown, TopicError, TopicMissing
+from penstock.errors import (
+    InvalidMessage,
+    OutcomeUnknown,
+    TopicError,
+    TopicMismatch,
+    TopicMissing,
+)
 from penstock.redis.client import Client
 from penstock.redis.codec import Codec
 from penstock.settings import CodecSettings, Settings, TopicSettings
@@ -240,6 +246,25 @@ async def test_a_growth_that_was_only_announced_is_completed_by_consumers(client
     await eventually(lambda: {one for each in consumers for one in each.partitions} == owned)
     for consumer in consumers:
         await consumer.stop()
+    await topic.close()
+
+
+async def test_a_program_that_declares_the_announced_number_completes_the_growth(client, admin):
+    meta = client.keys.topic("orders").meta
+    await client.scripts.begin_growth(meta=meta, partitions=4, hold_ms=0)  # and is gone
+    codec, seen = Codec(CodecSettings()), []
+    topic, other = (Topic(client, codec, "orders", partitions=count) for count in (4, 3))
+
+    async def handle(payload):
+        seen.append(payload)
+
+    with pytest.raises(TopicMismatch):
+        await other.send("no", key="ann")
+    async with Consumer(topic, handle, Subscription(group="billing")):
+        await topic.send("yes", key="ann")
+        await eventually(lambda: seen == ["yes"])
+    facts = await read_facts(client, "orders")
+    assert (facts.partitions, facts.generation, facts.growing_to) == (4, 2, 0)
     await topic.close()
 
 

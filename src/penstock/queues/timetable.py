@@ -29,6 +29,7 @@ ROUND_S: Final = 10.0
 """How long it takes at most until each schedule was read once."""
 CLOCK_DOUBT_MS: Final = 86_400_000
 """A next tick so much too far away was stored while the server's clock was wrong."""
+_NEVER: Final = b"-inf"
 _AHEAD_MS: Final = 1_500
 _BEHIND_MS: Final = 2_000
 """Around now: whatever is changed so that it is due within a second is found in time."""
@@ -203,7 +204,9 @@ class Timetable:
         return open_
 
     def _is_plausible(self, name: str, tick: bytes, now_ms: int) -> bool:
-        """Whether a tick was not stored by a clock that was far ahead."""
+        """Whether a tick was not stored by a clock that was far ahead, and is a time at all."""
+        if tick == _NEVER:
+            return False
         stands_ms = int(float(tick))
         if stands_ms - now_ms <= CLOCK_DOUBT_MS:
             return True

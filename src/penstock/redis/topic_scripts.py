@@ -276,10 +276,17 @@ class TopicScripts(ScriptCaller):
         return await self.run("move_due", keys, (count, generation, *ids))
 
     async def look_at_due(
-        self, *, stream: str, delayed: str, delayed_bodies: str, count: int, ahead_ms: int
+        self,
+        *,
+        stream: str,
+        delayed: str,
+        delayed_bodies: str,
+        counters: str,
+        count: int,
+        ahead_ms: int,
     ) -> Reply:
         """Ms until the next delayed message is due (-1: none), and where those belong that are."""
-        keys = (stream, delayed, delayed_bodies)
+        keys = (stream, delayed, delayed_bodies, counters)
         return await self.run("look_at_due", keys, (count, ahead_ms))
 
     async def adopt_delayed(
@@ -300,10 +307,12 @@ class TopicScripts(ScriptCaller):
         body: bytes,
         old_payload: str,
         partition: int,
+        generation: int,
     ) -> int | None:
         """Let a delayed message of another partition wait here: 1 now, 0 before; None: no topic."""
         keys = (stream, delayed, delayed_bodies, dedup, dedup_times, payload, payloads)
-        arguments = (id_, due, message, remember_ms, payload_name, body, old_payload, partition)
+        about_body = (payload_name, body, old_payload)
+        arguments = (id_, due, message, remember_ms, *about_body, partition, generation)
         return await self.run("adopt_delayed", keys, arguments)
 
     async def drop_delayed(

@@ -14,6 +14,7 @@ from penstock.redis.script import load_script
 from penstock.redis.wire import Argument, Reply
 from penstock.runtime.backoff import retry_delay_s
 from penstock.runtime.service import Service
+from penstock.topics.looking import text
 from penstock.topics.partitioners import Partitioner
 from penstock.topics.rehoming import (
     LOOK_AHEAD_MS,
@@ -37,6 +38,7 @@ LOOK_PER_PARTITION_S = 0.0025
 
 _WHILE_IT_GROWS_S = 0.05
 _GROWN = -2
+"""The topic is not as it was known."""
 
 Place = tuple[str, int]
 """Topic and partition."""
@@ -172,12 +174,15 @@ class Mover(Service):
 
     async def _see_to(self, place: Place, reply: Reply) -> Reply:
         """Move what is due in a topic that has grown: how much, and ms until the next."""
-        next_ms, *rows = reply
+        next_ms, life, *rows = reply
         if not rows:
             return [0, next_ms]
         topic, index = place
         try:
             known = await self._homes.know(topic)
+            if life and text(life) != known.facts.life:
+                self._homes.forget(topic)
+                return [0, _GROWN]
             due, elsewhere = await self._homes.move(known, index, rows)
             moved = 0
             if due:
@@ -217,7 +222,7 @@ class Mover(Service):
         keys = self._client.keys.partition(*place)
         waiting = (keys.stream, keys.delayed, keys.delayed_bodies)
         if known.facts.generation > 1 and not ids:
-            return "look_at_due", waiting, (MOST_LOOKED_AT, LOOK_AHEAD_MS)
+            return "look_at_due", (*waiting, keys.counters), (MOST_LOOKED_AT, LOOK_AHEAD_MS)
         told = (MOST_AT_ONCE, known.generation, *ids)
         return "move_due", (*waiting, keys.payloads, keys.counters), told
 

@@ -98,6 +98,8 @@ async def ensure_topic(
 ) -> Facts:
     """Make the topic unless it is there; `TopicMismatch` if it has other partitions than asked.
 
+    The number to which it is growing is right as well: who asks for it may have to complete that.
+
     May be called by any number of processes at once, and again after a crash half-way.
     """
     if partitions is not None and not (
@@ -112,7 +114,7 @@ async def ensure_topic(
     # First the registry: a topic that nobody can find could not be deleted.
     await client.call("SADD", client.keys.topics().registry, topic)
     facts = await _ask(client, topic, partitions=count, options=options)
-    if partitions is not None and facts.partitions != partitions:
+    if partitions is not None and partitions not in {facts.partitions, facts.growing_to}:
         raise TopicMismatch(topic, facts.partitions, partitions)
     await open_partitions(client, topic, range(facts.partitions), facts.life)
     streams = [client.keys.partition(topic, index).stream for index in range(facts.partitions)]

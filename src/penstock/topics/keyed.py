@@ -185,12 +185,12 @@ class KeyedRunner:
         line, self._running[number] = self._running[number], None
         if line is None:
             return
-        self._busy -= 1
+        first = line.first
+        self._busy -= first is not None
         if line.held not in self._lines:
             return
         if line is self._next_suspect:
             self._call_next_suspect()
-        first = line.first
         if first is None:
             self._ready.append(line)
             self._wake()

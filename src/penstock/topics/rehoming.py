@@ -89,6 +89,10 @@ class Rehoming:
         if known is not None and known.facts.partitions < partitions:
             del self._known[topic]
 
+    def forget(self, topic: str) -> None:
+        """Know nothing of a topic: it was deleted and made again."""
+        self._known.pop(topic, None)
+
     async def know(self, topic: str) -> TopicGeneration:
         """Return what is known of a topic; `TopicMissing`. One or two round trips if it is new."""
         known = self._known.get(topic)
@@ -124,7 +128,6 @@ class Rehoming:
         Returns the ids of those that are due and belong where they are, and for the others their
         partitions and the ms until they are due.
         """
-        topic = known.facts.name
         due: list[bytes] = []
         leaving: list[tuple[int, Waiting]] = []
         for row in rows:
@@ -135,7 +138,7 @@ class Rehoming:
             elif not waiting.wait_ms:
                 due.append(waiting.id)
         for first in range(0, len(leaving), _AT_ONCE):
-            await self._send_home(topic, stored, leaving[first : first + _AT_ONCE])
+            await self._send_home(known.facts, stored, leaving[first : first + _AT_ONCE])
         return due, [(home, waiting.wait_ms) for home, waiting in leaving]
 
     def _home(self, known: TopicGeneration, stored: int, waiting: Waiting) -> int:
@@ -149,19 +152,23 @@ class Rehoming:
             if all(waiting.place(partitioner, count, stored) != stored for count in known.counts):
                 return stored
             home = waiting.place(partitioner, known.facts.partitions, stored)
+            # What others wrote may name a large body as no key is named.
+            self._client.keys.partition(known.facts.name, stored).payload(
+                text(waiting.body_name) or "none"
+            )
         except (PenstockError, ValueError):
             return stored
         return home if type(home) is int and 0 <= home < known.facts.partitions else stored
 
     async def _send_home(
-        self, topic: str, stored: int, leaving: Sequence[tuple[int, Waiting]]
+        self, facts: Facts, stored: int, leaving: Sequence[tuple[int, Waiting]]
     ) -> None:
-        old = self._client.keys.partition(topic, stored)
+        old = self._client.keys.partition(facts.name, stored)
         ids = [waiting.id for _, waiting in leaving]
         bodies = await self._client.call("HMGET", old.delayed_bodies, *ids)
         adopted = await asyncio.gather(
             *(
-                self._adopt(topic, stored, home, waiting, body)
+                self._adopt(facts, stored, home, waiting, body)
                 for (home, waiting), body in zip(leaving, bodies, strict=True)
                 if body is not None
             )
@@ -178,11 +185,11 @@ class Rehoming:
             )
 
     async def _adopt(
-        self, topic: str, stored: int, home: int, waiting: Waiting, body: bytes
+        self, facts: Facts, stored: int, home: int, waiting: Waiting, body: bytes
     ) -> bytes | None:
         """Store a message in its new partition; its id, None if there is no such partition."""
-        old = self._client.keys.partition(topic, stored)
-        new = self._client.keys.partition(topic, home)
+        old = self._client.keys.partition(facts.name, stored)
+        new = self._client.keys.partition(facts.name, home)
         name, large = text(waiting.body_name), b""
         if name:
             large = await self._client.call("GET", old.payload(name)) or b""
@@ -202,5 +209,6 @@ class Rehoming:
             body=large,
             old_payload=old.payload(name) if name else "",
             partition=home,
+            generation=facts.generation,
         )
         return None if done is None else waiting.id

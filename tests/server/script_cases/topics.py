@@ -221,7 +221,7 @@ TOPICS = Engine(
             call("move_due", DELAYED, count=10, generation=1, ids=ids) for ids in ([], ["d2", "d4"])
         ],
         "look_at_due": [
-            call("look_at_due", "stream delayed delayed_bodies", count=10, ahead_ms=1000)
+            call("look_at_due", "stream delayed delayed_bodies counters", count=10, ahead_ms=1000)
         ],
         "adopt_delayed": [
             call(
@@ -236,6 +236,7 @@ TOPICS = Engine(
                 body=b"BODY-60",
                 old_payload="",
                 partition=0,
+                generation=2,
             )
             for name in ("", "new")
         ],

@@ -18,6 +18,8 @@
 -- ARGV[6]  str     the large body
 -- ARGV[7]  str     key of the large body at its old place
 -- ARGV[8]  int     number of this partition
+-- ARGV[9]  int     generation of the topic by which it belongs here: after another growth it may come
+--                  back
 --
 -- Returns  1    it waits here
 --          0    it did before
@@ -25,14 +27,14 @@
 
 if redis.call('EXISTS', KEYS[1]) == 0 then return false end
 -- Include: time
-local once = 'moved/' .. ARGV[1]
+local once = 'moved/' .. ARGV[9] .. '/' .. ARGV[1]
 if redis.call('HEXISTS', KEYS[4], once) == 1 then return 0 end
 local body = ARGV[3]
 local fine, parts = pcall(cmsgpack.unpack, body)
 if fine and type(parts) == 'table' then
   for place = 2, #parts - 1, 2 do
     if parts[place] == 'partitionId' then parts[place + 1] = ARGV[8] end
-    if parts[place] == 'headers' and ARGV[5] ~= '' then
+    if parts[place] == 'headers' and ARGV[5] ~= '' and type(parts[place + 1]) == 'string' then
       local first, last = string.find(parts[place + 1], ARGV[7], 1, true)
       if first then
         parts[place + 1] = string.sub(parts[place + 1], 1, first - 1) .. KEYS[6]

@@ -3,21 +3,23 @@
 -- KEYS[1]  STREAM  the partition's messages
 -- KEYS[2]  ZSET    ids of messages not yet due
 -- KEYS[3]  HASH    messages not yet due
+-- KEYS[4]  HASH    the partition's counters; `life` is that of the topic
 -- ARGV[1]  int     most messages to look at
 -- ARGV[2]  int     ms ahead of now
 --
--- Returns  list  ms until the next is due that is not yet (-1: none is waiting, or no topic); then
---                for each message: id, ms at which it is due, ms until then (0: it is due), key (nil
---                without one), headers as JSON ('' if they do not name a partition), name of its
---                large body ('' without one), 1 if the entry names its partition, else 0
+-- Returns  list  ms until the next is due that is not yet (-1: none is waiting, or no topic); the life
+--                of the topic, '' if it is not known; then for each message: id, ms at which it is
+--                due, ms until then (0: it is due), key (nil without one), headers as JSON ('' if
+--                they do not name a partition), name of its large body ('' without one), 1 if the
+--                entry names its partition, else 0
 
-if redis.call('EXISTS', KEYS[1]) == 0 then return {-1} end
+if redis.call('EXISTS', KEYS[1]) == 0 then return {-1, ''} end
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
 local until_ms = string.format('%.0f', now + ARGV[2])
 local found = redis.call('ZRANGEBYSCORE', KEYS[2], '-inf', until_ms, 'WITHSCORES',
   'LIMIT', 0, ARGV[1])
-local answer = {-1}
+local answer = {-1, redis.call('HGET', KEYS[4], 'life') or ''}
 for i = 1, #found, 2 do
   local row = {found[i], found[i + 1], math.max(0, math.ceil(found[i + 1] - now)), false, '', '', 0}
   local fine, parts = pcall(cmsgpack.unpack, redis.call('HGET', KEYS[3], found[i]) or '')
