@@ -272,9 +272,8 @@ class Crew:
         return id_
 
     async def make_topic_again(self) -> None:
-        """Create the topic after it has gone, as a program that begins anew does."""
-        self.topic = self.app.topic(TOPIC, partitions=self.partitions)
-        await self.topic.facts()
+        """Create the topic after it has gone: sending to it does not."""
+        await self.app.topics.create(TOPIC, self.partitions)
 
     def partition_of(self, key: str | None, idem: str = "") -> int:
         if key is None:
