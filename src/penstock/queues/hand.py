@@ -86,6 +86,8 @@ class Hand:
         self.ended: list[Ended] = []
         self.when_untended: Callable[[], None] = lambda: None
         """Called when no process seems to tend the queue."""
+        self.when_lost: Callable[[], None] = lambda: None
+        """Called when it turns out that we were given up as dead."""
         self.has_cancelled = False
         """Whether there are jobs on the lists that were cancelled."""
         self.meets_suspects = False
@@ -514,6 +516,7 @@ class Hand:
             )
             for job in self.jobs.values():
                 job.stop("lost")
+            self.when_lost()
 
     def _told(self, job: JobContext, reply: int) -> None:
         if reply == DEAD:

@@ -134,6 +134,7 @@ class Life:
         stopping = asyncio.create_task(self._stop_asked.wait())
         stopping.add_done_callback(lambda _: self._news.set())
         self._tender.add(self)
+        self._hand.when_lost = self._news.set
         self._hand.when_untended = partial(self._tender.look_soon, self._queue.name)
         try:
             await self._fetch()
