@@ -20,6 +20,7 @@ from collections.abc import Awaitable, Callable
 
 import uvloop
 
+from meter import commands_in, percentile
 from penstock import Client, Penstock, Settings
 from penstock.redis.keys import QueueKeyring
 
@@ -78,7 +79,7 @@ async def measure(queues: int, seconds: float, jobs: int, children: list[int]) -
         await asyncio.sleep(seconds)
         after = await server_s(client), children_s(children), time.monotonic()
         server, own, took_s = (new - old for new, old in zip(after, before, strict=True))
-        commands = await commands_in(seconds)
+        commands = await commands_in(seconds, URL.removeprefix("unix://"))
         for number in range(jobs):
             options = LANES[number % len(LANES)]
             task = tasks[number % queues]
@@ -86,9 +87,9 @@ async def measure(queues: int, seconds: float, jobs: int, children: list[int]) -
             await asyncio.sleep(EVERY_S)
         await asyncio.sleep(0.5)
     return {
-        "first_s": first_s,
-        "server_percent": 100 * server / took_s,
-        "clients_percent": 100 * own / took_s,
+        "first job": first_s,
+        "client": own * 1e6 / took_s,
+        "server": server * 1e6 / took_s,
         "commands": commands / seconds,
     }
 
@@ -117,22 +118,6 @@ def children_s(children: list[int]) -> float:
             fields = told.read().rpartition(")")[2].split()
         ticks += int(fields[11]) + int(fields[12])
     return ticks / TICKS
-
-
-async def commands_in(seconds: float) -> int:
-    """What clients send to the server, without what scripts call."""
-    reader, writer = await asyncio.open_unix_connection(URL.removeprefix("unix://"))
-    writer.write(b"MONITOR\r\n")
-    count, deadline = -1, time.monotonic() + seconds
-    while (left := deadline - time.monotonic()) > 0:
-        try:
-            async with asyncio.timeout(left):
-                line = await reader.readline()
-        except TimeoutError:
-            break
-        count += b" lua] " not in line
-    writer.close()
-    return count
 
 
 def forked(body: Callable[[int, int], Awaitable[None]]) -> tuple[int, int, int]:
@@ -164,15 +149,13 @@ def main() -> None:
     told = uvloop.run(measure(queues, seconds, jobs, [child for child, _, _ in children]))
     for _, _, says in children:
         os.close(says)
-    waits = sorted(wait for one in tells for wait in json.loads(one.readline()))
+    waits = [wait for one in tells for wait in json.loads(one.readline())]
     print(
         json.dumps(
             {
                 **told,
-                "jobs": len(waits),
-                "p50_ms": 1000 * waits[len(waits) // 2],
-                "p99_ms": 1000 * waits[len(waits) * 99 // 100],
-                "longest_ms": 1000 * waits[-1],
+                "wake-up p50": 1000 * percentile(waits, 50),
+                "wake-up p99": 1000 * percentile(waits, 99),
             }
         )
     )

@@ -12,7 +12,6 @@ from __future__ import annotations
 import asyncio
 import json
 import random
-import resource
 import sys
 import time
 from collections.abc import Awaitable, Callable
@@ -25,6 +24,7 @@ sys.path.insert(0, str(Path(__file__).parent / "peers"))
 import sending
 
 from loops import GROUP, ORDER, Arrivals, Order, pace
+from meter import Meter, commands_in, percentile
 from penstock import Message, Outgoing, Penstock, Settings, Topic
 from penstock.testing.figures import ratio
 
@@ -141,7 +141,7 @@ async def many(subscriptions: str, seconds: str) -> None:
     async def all_taken() -> list[float]:
         while sent:  # noqa: ASYNC110  an event would cost what is measured
             await asyncio.sleep(0.001)
-        taken = sorted(took)
+        taken = took[:]
         took.clear()
         return taken
 
@@ -155,40 +155,34 @@ async def many(subscriptions: str, seconds: str) -> None:
         await send(number)
     first = await all_taken()
     await asyncio.sleep(1)  # what begins at the same time goes apart
-    before = await spent()
+    meter = await Meter(app.redis).start()
     await asyncio.sleep(float(seconds))
-    idle = [after - earlier for after, earlier in zip(await spent(), before, strict=True)]
+    idle = await meter.spent()
+    commands = await commands_in(float(seconds), sending.URL.removeprefix("unix://"))
     chance = random.Random(1)  # noqa: S311
     places = [chance.randrange(count) for _ in range(int(float(seconds) * PACE))]
     started = time.perf_counter()
-    before = await spent()
+    meter = await Meter(app.redis).start()
     for turn, place in enumerate(places, 1):
         await send(turn * count + place)
         await asyncio.sleep(max(0, started + turn / PACE - time.perf_counter()))
     taken = await all_taken()
-    busy = [after - earlier for after, earlier in zip(await spent(), before, strict=True)]
-    told = {
-        "ready_s": ready_s,
-        "first_ms": first[-1] * 1000,
-        "p99": taken[len(taken) * 99 // 100] * 1000,
-        "idle_client": idle[0] / float(seconds) * 1e6,
-        "idle_server": idle[1] / float(seconds) * 1e6,
-        "idle_commands": idle[2] / float(seconds),
-        "message_client": (busy[0] - idle[0]) / len(places) * 1e6,
-        "message_server": (busy[1] - idle[1]) / len(places) * 1e6,
+    busy = await meter.spent()
+    waiting_s = busy.seconds / idle.seconds
+    measured = {
+        "ready after": ready_s,
+        "first message": max(first),
+        "wake-up p50": percentile(taken, 50) * 1000,
+        "wake-up p99": percentile(taken, 99) * 1000,
+        "idle commands": commands / float(seconds),
+        "idle client": idle.client_us / idle.seconds,
+        "idle server": idle.server_us / idle.seconds,
+        "client": (busy.client_us - idle.client_us * waiting_s) / len(places),
+        "server": (busy.server_us - idle.server_us * waiting_s) / len(places),
     }
-    print(json.dumps(told), flush=True)
+    print(json.dumps(measured), flush=True)
     await worker.stop()
     await running
-
-
-async def spent() -> tuple[float, float, float]:
-    """Processor seconds of this process and of the server, and how many commands that has run."""
-    text = (await app.redis.call("INFO", "everything")).decode()
-    info = dict(line.split(":", 1) for line in text.splitlines() if ":" in line)
-    own = resource.getrusage(resource.RUSAGE_SELF)
-    server_s = float(info["used_cpu_user"]) + float(info["used_cpu_sys"])
-    return own.ru_utime + own.ru_stime, server_s, float(info["total_commands_processed"])
 
 
 def orders(partitions: str) -> Topic:

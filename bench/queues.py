@@ -8,7 +8,6 @@ figure that is missed.
 
 from __future__ import annotations
 
-import asyncio
 import os
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
@@ -49,7 +48,6 @@ FULL = Sizes(5, 300_000, alone=10_000, peer_s=1.2, paced_s=6, deep=1_000_000)
 
 RAW, PLAIN, TRACKED, FAR = "by hand", "plain task", "task with a record", "2 ms away"
 ALONE, IN_BULK, AT_ONCE = " alone", " in bulk", " at once"
-WAITERS = (10, 100, 1_000, 10_000)
 P50, P99 = (f"on the way at {A_SECOND}/s, {centile}" for centile in ("p50", "p99"))
 BY_HAND = " by hand"
 CLAIM = "a claim where 10,000 wait / where many do"
@@ -63,8 +61,6 @@ async def figures(*, quick: bool) -> AsyncIterator[Figure]:
     async with open_arena() as arena:
         await results.play_rounds(arena, _turns(sizes), sizes.rounds)
         await results.play(arena, "many jobs", partial(_deep, sizes))
-        for count in WAITERS:
-            await results.play(arena, f"{count} waiters", partial(_waiters, count))
     for figure in (*_held_against_bars(results), *results.rates()):
         yield figure
 
@@ -95,12 +91,6 @@ def _held_against_bars(results: Results) -> Iterator[Figure]:
     yield value(CLAIM, "x", 0.8, ">=")
     yield value(SLOW, "", 0, "<=")
     yield value(LONGEST, "ms", 0, ">=")
-    for count in WAITERS:
-        name = f"{count:,} wait for results: "
-        yield value(name + "heard p99 ms", "ms", 20, "<=")
-        yield value(name + "wait commands/s", "/s", 500, "<=")
-        for cost in ("begin client µs", "begin server µs", "wait client µs/s", "wait server µs/s"):
-            yield value(name + cost, "µs", 0, ">=")
 
 
 def _turns(sizes: Sizes) -> dict[str, Turn]:
@@ -160,15 +150,6 @@ async def _alone(name: str, task: str, sizes: Sizes, arena: Arena) -> dict[str, 
     await arena.clean()
     at_once = await arena.run(program("queue_ours", "send-at-once", task, sizes.alone * 10))
     return {name + ALONE + SENDS: told["rate"], name + AT_ONCE + SENDS: at_once["rate"]}
-
-
-async def _waiters(count: int, arena: Arena) -> dict[str, float]:
-    """Let many wait for results, first for nothing, then for a job every few milliseconds."""
-    with arena.started(program("queue_waiters", count)) as waiters:
-        await waiters.tells()
-        with arena.started(program("queue_waiters", "work")):
-            told = await asyncio.to_thread(waiters.result)
-    return {f"{count:,} wait for results: {name}": value for name, value in told.items()}
 
 
 async def _paced(sizes: Sizes, arena: Arena) -> dict[str, float]:

@@ -57,6 +57,15 @@ class Results:
         value = statistics.median(first / max(others) for first, *others in rounds)
         return Figure(self._suite, name, value, "x", bar, ">=")
 
+    def growth(self, name: str, most: float, large: str, small: str) -> Figure:
+        """How many times as much one value is as another, round by round."""
+        missing = [key for key in (large, small) if not self._values.get(key)]
+        if missing:
+            return self._not_measured(f"{name} (missing: {', '.join(missing)})", "x", most)
+        rounds = zip(self._values[large], self._values[small], strict=False)
+        value = statistics.median(more / less for more, less in rounds)
+        return Figure(self._suite, name, value, "x", most, "<=")
+
     def value(self, key: str, unit: str, bar: float, op: Literal[">=", "<="]) -> Figure:
         values = self._values.get(key)
         if not values:

@@ -1,9 +1,9 @@
 """Measure, and hold the numbers against their bars.
 
-python bench/run.py --suite core [--quick] [--json]
+python bench/run.py --suite core [--quick] [--json | --markdown]
 
 Exits 1 if any figure misses its bar. With --json each figure is one JSON object on a line of its
-own; --quick takes less than 90 s for each suite.
+own, with --markdown figures of sizes are tables; --quick takes less than 90 s for each suite.
 """
 
 from __future__ import annotations
@@ -14,9 +14,12 @@ import importlib
 import sys
 from pathlib import Path
 
+import size_tables
 from penstock.testing.figures import Figure, table
 
-SUITES = ("core", "topics", "queues", "idle_queues", "limits", "documents")
+SUITES = ("core", "topics", "queues", "limits", "documents", "sizes")
+PARTS = ("idle_queues",)
+"""Parts of other suites that can be run alone."""
 
 
 async def measure(suite: str, *, quick: bool, as_json: bool) -> list[Figure]:
@@ -32,14 +35,18 @@ async def measure(suite: str, *, quick: bool, as_json: bool) -> list[Figure]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--suite", action="append", choices=SUITES, help="default: all")
+    parser.add_argument("--suite", action="append", choices=SUITES + PARTS, help="default: all")
     parser.add_argument("--quick", action="store_true")
-    parser.add_argument("--json", action="store_true", dest="as_json")
+    shape = parser.add_mutually_exclusive_group()
+    shape.add_argument("--json", action="store_true", dest="as_json")
+    shape.add_argument("--markdown", action="store_true")
     options = parser.parse_args()
     figures: list[Figure] = []
     for suite in options.suite or SUITES:
         figures += asyncio.run(measure(suite, quick=options.quick, as_json=options.as_json))
-    if not options.as_json:
+    if options.markdown:
+        print(size_tables.tables(figures))
+    elif not options.as_json:
         print(table(figures))
     return 0 if all(figure.holds for figure in figures) else 1
 

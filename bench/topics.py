@@ -49,15 +49,6 @@ ONE, SIXTEEN, FAR, LINE = "1 partition", "16 partitions", "2 ms away", "0 ms awa
 P50, P99 = (f"on the way at {A_SECOND}/s, {centile}" for centile in ("p50", "p99"))
 BY_HAND = " by hand"
 VS_CLIENT, VS_STOCK = "one task sends / XADD by the client", "one task sends / XADD by redis-py"
-SUBSCRIPTIONS = 10, 50, 100, 200
-FIRST, AFTER_READY = "slowest first message after ready", "wake-up, p99"
-COSTS = {
-    "idle_client": "us/s of a worker that waits",
-    "idle_server": "us/s of the server meanwhile",
-    "idle_commands": "commands/s meanwhile, those of scripts included",
-    "message_client": "us of the worker for a message, sender included",
-    "message_server": "us of the server for a message",
-}
 MEMORY = "consumer's memory, at the end / after the first of its steps"
 
 
@@ -98,11 +89,6 @@ def _held_against_bars(results: Results) -> Iterator[Figure]:
     yield value(P50 + BY_HAND, "ms", 0, ">=")
     yield value(P99 + BY_HAND, "ms", 0, ">=")
     yield value(MEMORY, "x", 1.1, "<=")
-    for count in SUBSCRIPTIONS:
-        yield value(_of(count, FIRST), "ms", 300, "<=")
-        yield value(_of(count, AFTER_READY), "ms", 10, "<=")
-        for cost in COSTS.values():
-            yield value(_of(count, cost), "", 0, ">=")
 
 
 def _turns(sizes: Sizes) -> dict[str, Turn]:
@@ -127,7 +113,6 @@ def _turns_taken_once(sizes: Sizes) -> dict[str, Turn]:
         # What the slow line itself costs: it is a third process on perhaps two cores.
         LINE: partial(_ours, LINE, "message", count=sizes.messages, round_trip_ms=0),
         "memory": partial(_memory, sizes),
-        **{_of(count, "at once"): partial(_many, count, sizes) for count in SUBSCRIPTIONS},
     }
 
 
@@ -191,17 +176,6 @@ async def _paced(sizes: Sizes, arena: Arena) -> dict[str, float]:
         P50 + BY_HAND: loops["p50"],
         P99 + BY_HAND: loops["p99"],
     }
-
-
-async def _many(count: int, sizes: Sizes, arena: Arena) -> dict[str, float]:
-    """Let one worker wait for messages of many topics."""
-    told = await arena.run(program("ours", "many", count, sizes.paced_s))
-    costs = {_of(count, name): told[key] for key, name in COSTS.items()}
-    return {_of(count, FIRST): told["first_ms"], _of(count, AFTER_READY): told["p99"], **costs}
-
-
-def _of(count: int, name: str) -> str:
-    return f"{count} subscriptions: {name}"
 
 
 async def _memory(sizes: Sizes, arena: Arena) -> dict[str, float]:
