@@ -3,8 +3,8 @@
 python queue_waiters.py <waiters> <seconds>
                         work
 
-Each of so many tasks in one process waits for a job of its own. For so many seconds no job ends; then
-`work`, another process, ends one after the other.
+Each of so many tasks in one process waits for a job of its own. For so many seconds no job ends;
+then `work`, another process, ends one after the other.
 """
 
 from __future__ import annotations

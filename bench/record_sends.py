@@ -36,7 +36,7 @@ async def send(size: int, total: int) -> dict[str, Any]:
     return {
         "client": spent.client_us / (calls * size),
         "server": spent.server_us / (calls * size),
-        "jobs a second": calls * size / spent.seconds,
+        "jobs": calls * size / spent.seconds,
     }
 
 

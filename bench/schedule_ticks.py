@@ -14,6 +14,7 @@ import json
 import os
 import sys
 import time
+from typing import Self
 
 import uvloop
 
@@ -41,7 +42,7 @@ class LoopWatch:
     def __init__(self) -> None:
         self.late_ms = self.busy_ms = 0.0
 
-    async def __aenter__(self) -> LoopWatch:
+    async def __aenter__(self) -> Self:
         self._task = asyncio.create_task(self._run())
         return self
 
@@ -80,7 +81,7 @@ async def tick(count: int, seconds: float) -> dict[str, float]:
         meter = await Meter(client).start()
         async with Scheduler(client, schedules):
             async with watch:
-                while await client.call("ZCARD", keys.schedule) < count:
+                while await client.call("ZCARD", keys.schedule) < count:  # noqa: ASYNC110
                     await asyncio.sleep(0.02)
                 declared = await meter.spent()
                 await asyncio.sleep(1)  # what became due meanwhile

@@ -108,7 +108,7 @@ SLOTS = Item(
         Column("server", "µs/grant"),
         Column("server in all", "%", 5, "<="),
     ),
-    barred=("10,000 slot waiters", "10,000 slot waiters in 20 processes"),
+    barred=("10,000 slot waiters",),
     growths=(
         Growth("client", "10,000 slot waiters", "100 slot waiters", 2),
         Growth("server", "10,000 slot waiters", "100 slot waiters", 2),

@@ -10,24 +10,28 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import os
 import sys
 import time
 
+import redis.asyncio  # noqa: F401  before the fork: whoever waits for a slot needs it
 import uvloop
 
+from idle_workers import forked
 from meter import Meter, Spent
 from penstock import Client, Penstock, Settings
 
 URL = os.environ["BENCH_URL"]
 SLOTS, HOLD_S = 8, 0.1
 POSSIBLE_A_SECOND = SLOTS / HOLD_S
-WARM_UP_S = 4.0
+SETTLE_S = 2.0
+"""From when all processes are there until it counts."""
 
 
-async def wait(waiters: int, begin: float, seconds: float) -> tuple[int, float]:
-    """Wait in many tasks: slots granted in the time that counts, and processor seconds."""
-    granted, end = 0, begin + seconds
+async def wait(waiters: int, said: int, heard: int) -> None:
+    """Wait in many tasks; say how many slots were granted in the time that counts, at what cost."""
+    granted, begin, end = 0, math.inf, 0.0
 
     async def caller() -> None:
         nonlocal granted
@@ -39,6 +43,9 @@ async def wait(waiters: int, begin: float, seconds: float) -> tuple[int, float]:
     async with Penstock(settings=Settings(url=URL)) as app:
         gpu = app.slots("gpu", SLOTS)
         callers = [asyncio.create_task(caller()) for _ in range(waiters)]
+        await asyncio.sleep(0)  # all have asked
+        os.write(said, b"ready\n")
+        begin, end = json.loads(await asyncio.to_thread(os.read, heard, 100))
         await asyncio.sleep(begin - time.time())
         used_s = time.process_time()
         await asyncio.sleep(end - time.time())
@@ -48,7 +55,7 @@ async def wait(waiters: int, begin: float, seconds: float) -> tuple[int, float]:
                 task.result()  # raises what ended it
             task.cancel()
         await asyncio.wait(callers)
-    return granted, used_s
+    os.write(said, json.dumps([granted, used_s]).encode())
 
 
 async def watch_server(begin: float, seconds: float) -> Spent:
@@ -61,20 +68,18 @@ async def watch_server(begin: float, seconds: float) -> Spent:
 
 def main() -> None:
     waiters, processes, seconds = int(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3])
-    begin = time.time() + WARM_UP_S
-    results: list[int] = []
-    for _ in range(processes):
-        result, written = os.pipe()
-        if not os.fork():  # with all imports done
-            try:
-                found = uvloop.run(wait(waiters // processes, begin, seconds))
-                os.write(written, json.dumps(found).encode())
-            finally:
-                os._exit(0)  # it must not go on as its parent
-        os.close(written)
-        results.append(result)
+    children = [
+        forked(lambda said, heard: wait(waiters // processes, said, heard))
+        for _ in range(processes)
+    ]
+    words = [os.fdopen(heard) for _, heard, _ in children]
+    for one in words:
+        assert one.readline() == "ready\n"  # noqa: S101
+    begin = time.time() + SETTLE_S
+    for _, _, says in children:
+        os.write(says, json.dumps([begin, begin + seconds]).encode())
     server = uvloop.run(watch_server(begin, seconds))
-    found = [json.loads(os.read(result, 100)) for result in results]
+    found = [json.loads(one.readline()) for one in words]
     granted, used_s = (sum(column) for column in zip(*found, strict=True))
     measured = {
         "grants": granted / seconds,
