@@ -3,7 +3,8 @@
 --
 -- A process has one ticket, which stands in line where its foremost caller came. Callers of others
 -- that may have come before are left their slots. A process that does not take what it could have
--- for PASSED_OVER_MS is passed over until it asks.
+-- for PASSED_OVER_MS is passed over until it asks. Callers of earlier versions have a ticket each, and
+-- number it: they ask every now and then only, and are passed over when their tickets are void.
 --
 -- Flags: allow-oom  work that drains a full server needs its slots
 --
@@ -11,7 +12,8 @@
 -- KEYS[2]  ZSET  tickets of processes whose callers wait, by when the foremost came, in server ms
 -- KEYS[3]  HASH  from a ticket to the time until which it counts; `n:<ticket>` is how many callers
 --                wait with it, `turn:<ticket>` since when there is a slot for it
--- KEYS[4]  HASH  the latest fence; `number`, after which earlier versions number their tickets
+-- KEYS[4]  HASH  the latest fence; `number`, after which earlier versions number their tickets: it
+--                follows the clock while anyone waits, so that they stand where they came
 -- ARGV[1]  str   the ticket, '' to stand in no line
 -- ARGV[2]  int   how many slots there are
 -- ARGV[3]  int   ms for which the ticket counts
@@ -75,19 +77,22 @@ local function count_others(came)
   while others < free do
     local name, score = unpack(redis.call('ZRANGE', KEYS[2], place, place, 'WITHSCORES'))
     if not name or tonumber(score) >= came then return end
-    local turn = tonumber(redis.call('HGET', KEYS[3], 'turn:' .. name) or nil)
-    if name ~= ticket and now >= (tonumber(redis.call('HGET', KEYS[3], name) or 0) or 0) then
+    local told = redis.call('HMGET', KEYS[3], name, 'turn:' .. name, 'n:' .. name)
+    local turn, count = tonumber(told[2] or nil), tonumber(told[3] or nil)
+    if name ~= ticket and now >= (tonumber(told[1] or 0) or 0) then
       leave_line(name)  -- it has not been heard of for too long
-    elseif name == ticket or (turn and now - turn > PASSED_OVER_MS) then
+    elseif name == ticket or (count and turn and now - turn > PASSED_OVER_MS) then
       place = place + 1
     else
-      if not turn or turn > now then
-        turn = now
-        redis.call('HSET', KEYS[3], 'turn:' .. name, now)
+      if count then
+        if not turn or turn > now then
+          turn = now
+          redis.call('HSET', KEYS[3], 'turn:' .. name, now)
+        end
+        local left = turn + PASSED_OVER_MS + 1 - now
+        open_in = open_in and math.min(open_in, left) or left
       end
-      local left = turn + PASSED_OVER_MS + 1 - now
-      open_in = open_in and math.min(open_in, left) or left
-      others = others + math.max(1, tonumber(redis.call('HGET', KEYS[3], 'n:' .. name) or 1) or 1)
+      others = others + math.max(1, count or 1)
       place = place + 1
     end
   end
@@ -125,8 +130,8 @@ if ticket ~= '' and waiting > 0 then
   last_for(KEYS[2], patience)
   last_for(KEYS[3], patience)
   local number = tonumber(redis.call('HGET', KEYS[4], 'number') or 0) or 0
-  if number < came then
-    redis.call('HSET', KEYS[4], 'number', string.format('%.0f', came))
+  if number < now then
+    redis.call('HSET', KEYS[4], 'number', now)
     redis.call('PEXPIRE', KEYS[4], ARGV[5])
   end
   rank = redis.call('ZRANK', KEYS[2], ticket)
