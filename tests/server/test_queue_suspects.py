@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from tests.workplace import counters, letters, stored
+from tests.workplace import counters, letters, record, stored
 
 from penstock import Fixed, RetryPolicy
 from penstock.queues.counts import Counts
@@ -160,8 +160,8 @@ async def test_suspects_in_fair_lanes_keep_the_turns_of_their_lanes(open_shop):
 
 
 async def test_a_job_of_which_readers_died_is_read_alone_and_then_buried_unread(open_shop):
-    shop, note = await open_shop()
-    jobs = await note.send_many([(number,) for number in range(3)])
+    shop, note = await open_shop(status=True)
+    jobs = [await note.with_options(unique=f"a/{number}").send(number) for number in range(3)]
     claims = await shop.claim("victim")
     await shop.scripts.leave_queue(keys=shop.keys, worker="victim")
     poison = min(claims)
@@ -186,3 +186,8 @@ async def test_a_job_of_which_readers_died_is_read_alone_and_then_buried_unread(
     assert letter.job == data, "byte for byte"
     assert (await counters(shop.queue))["dead"] == 1
     assert await shop.call("EXISTS", shop.keys.suspects) == 0
+    said = await record(shop.queue, jobs[0].id)
+    assert (said["status"], said["reason"]) == ("failed", "crashed")
+    assert "read it to return it" in said["error"]
+    again = [await note.with_options(unique=f"a/{number}").send(9) for number in range(2)]
+    assert [job.created for job in again] == [True, False], "it holds its unique key no more"

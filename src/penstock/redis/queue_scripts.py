@@ -274,7 +274,7 @@ class QueueScripts(ScriptCaller):
             ),
             (
                 *(worker, keys.records, keys.indexes, keys.runnings, keep_ms, _SUSPECTS_KEPT_MS),
-                *jobs,
+                *(keys.uniques, *jobs),
             ),
         )
 

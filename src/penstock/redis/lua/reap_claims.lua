@@ -20,10 +20,12 @@
 -- ARGV[4]  str   beginning of the names of the sets of running jobs by lane
 -- ARGV[5]  int   ms for which a final record is kept
 -- ARGV[6]  int   ms for which suspects are remembered
--- ARGV[7..]  str  for each job its claim; its id, '' for none; its unique key, '' for none; 'back',
+-- ARGV[7]  str   beginning of the names of unique keys
+-- ARGV[8..]  str  for each job its claim; its id, '' for none; its unique key, '' for none; 'back',
 --                 'suspect' to queue it as one that is taken alone, 'bury', or 'unread' to bury it as
---                 it stands in the claims; the job as it is to be queued, or the letter, or what
---                 follows the job in it; as a JSON list names and values for its record, '' for none
+--                 it stands in the claims, under the id that it has there; the job as it is to be
+--                 queued, or the letter, or what follows the job in it; as a JSON list names and
+--                 values for its record, '' for none
 --
 -- Returns  int  how many jobs were moved, an error if a list is not one and none was; the worker is
 --               forgotten when it has none left
@@ -38,21 +40,27 @@ redis.call('ZREM', KEYS[1], '')
 -- Include: records
 -- Include: lanes
 -- Include: suspects
+-- Include: jobnames
+-- Larger jobs are buried unread without a look at their ids: others wait while a script runs.
+local MOST_READ_BYTES = 1048576
 local stuck = fault_in_indexes(ARGV[3])
 if stuck then return stuck end
 local side = redis.call('HGET', KEYS[6], 'side') or 'right'
 local moved = 0
-for place = #ARGV - 5, 7, -6 do
+for place = #ARGV - 5, 8, -6 do
   local claim, id, unique, verdict, item, said = unpack(ARGV, place, place + 5)
   local dies = verdict == 'bury' or verdict == 'unread'
   local stays = fault_in('LIST', dies and KEYS[7] or list_of(KEYS[3], lane_in(claim)))
   stuck = stuck or stays
   if not stays and redis.call('HEXISTS', KEYS[2], claim) == 1 then
+    if verdict == 'unread' then
+      local job, key = redis.call('HGET', KEYS[2], claim), nil
+      item = '{"original_job":' .. cjson.encode(job) .. item
+      if #job <= MOST_READ_BYTES then id, key = names_in(job) end
+      id, unique = id or '', key and ARGV[7] .. key or ''
+    end
     local record, fields = ARGV[2] .. id, said ~= '' and cjson.decode(said) or {}
     if dies then
-      if verdict == 'unread' then
-        item = '{"original_job":' .. cjson.encode(redis.call('HGET', KEYS[2], claim)) .. item
-      end
       redis.call('RPUSH', KEYS[7], item)
       redis.call('HDEL', KEYS[2], claim)
       close(record, ARGV[3], id, 'failed', now, ARGV[5], fields)
