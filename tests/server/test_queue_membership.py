@@ -6,6 +6,8 @@ import time
 import pytest
 from tests.workplace import in_hand
 
+from penstock import Depends, current_job
+from penstock.queues.life import Life
 from penstock.queues.pulse import Pulse
 from penstock.testing.eventually import eventually
 
@@ -222,3 +224,49 @@ async def test_a_worker_that_was_silent_for_too_long_looks_for_the_dead_before_i
     pulse.release()
     await waits
     assert pulse.alive_until == now + 60
+
+
+async def test_a_worker_that_comes_after_an_outage_gives_the_others_time_to_beat_again(
+    workplace, monkeypatch
+):
+    """It has not seen that the server was away; the jobs of the others still run."""
+    app, looks = await workplace.open(beat_s=5.0, silence_s=60.0), 0
+    look = Life.return_claims_of_the_dead
+
+    async def counted(life):
+        nonlocal looks
+        await look(life)
+        looks += 1
+
+    monkeypatch.setattr(Life, "return_claims_of_the_dead", counted)
+
+    @app.task(queue="mail")
+    async def note(number: int) -> None: ...
+
+    crew = Members(note.queue)
+    await crew.silent(busy=3_600_000)
+    await workplace.start(app)
+    await eventually(lambda: looks > 1)
+    assert await crew.beat("busy", 0), "it was not given up"
+
+
+async def test_nothing_starts_past_the_time_of_a_worker_that_its_providers_used_up(workplace):
+    app, held, ran = await workplace.open(), [], []
+
+    async def session():
+        pulse = current_job().hand.pulse
+        pulse.hold()  # as if it had taken longer than the silence allowed
+        held.append(pulse)
+        return "session"
+
+    @app.task(queue="mail")
+    async def note(number: int, db: str = Depends(session)) -> None:
+        ran.append((number, db))
+
+    await workplace.start(app)
+    await note.send(1)
+    await eventually(lambda: held)
+    await note.queue.client.call("PING")
+    assert ran == []
+    held[0].release()
+    await eventually(lambda: ran == [(1, "session")])

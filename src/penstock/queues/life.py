@@ -42,6 +42,8 @@ _LAST_WORDS_S = 2.0
 _CANCELLED_S = 0.5
 # After this a time of trouble is over, if nobody was silent in the end: the next one is another.
 _OVER_S = 1.0
+# Beats that the others get before a worker that has just joined gives any of them up.
+_BEATS_FIRST = 2
 _TYPES_S = 5.0
 # Calls in a row by which jobs whose records have gone leave the indexes.
 _MOST_SWEEPS = 50
@@ -90,6 +92,9 @@ class Life:
         self._look_at = math.inf
         """When to look for jobs without being woken, because the gate said so."""
         self._reap_after = self._paused_until = self._types_after = 0.0
+        # All may be silent because the server was away, which a newcomer has not seen.
+        beats_s = _BEATS_FIRST * self._settings.beat_s
+        self._reap_from = time.monotonic() + min(beats_s, self._settings.silence_s)
         self.foreign = ""
         """Which of the queue's lists hold something of another type."""
         self._failures = 0
@@ -408,7 +413,7 @@ class Life:
         async with self._reaping:
             try:
                 # A job that runs alone must not be charged for what is read beside it.
-                may_reap = time.monotonic() >= self._reap_after
+                may_reap = time.monotonic() >= max(self._reap_after, self._reap_from)
                 if may_reap and await self.slots.shared_within(self._settings.beat_s):
                     await self._reap()
             except ServerError as error:

@@ -176,6 +176,7 @@ class Work:
             if performer.injects:
                 made = await around.enter_async_context(self._resolver.resolve(performer.function))
                 kwargs = {**kwargs, **made}
+                await job.hand.pulse.until_alive()  # that may have taken long
             if performer.isolation is not None:
                 return await self._in_child(job, performer, (args, kwargs))
             if performer.is_async:
