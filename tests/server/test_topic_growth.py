@@ -3,7 +3,9 @@
 import asyncio
 import itertools
 import time
+from zlib import crc32
 
+import msgspec
 import pytest
 
 from penstock.errors import (
@@ -20,9 +22,11 @@ from penstock.testing.eventually import eventually
 from penstock.topics.admin import TopicAdmin
 from penstock.topics.barrier import read_markers
 from penstock.topics.consumer import Consumer
+from penstock.topics.dead_letters import DeadLetters
 from penstock.topics.facts import read_facts
 from penstock.topics.known import Known
-from penstock.topics.message import BARRIER, field_of
+from penstock.topics.letters import bury
+from penstock.topics.message import BARRIER, Message, Source, field_of
 from penstock.topics.registration import register_group
 from penstock.topics.subscription import Subscription
 from penstock.topics.topic import Topic
@@ -333,3 +337,39 @@ async def test_a_group_that_comes_while_the_topic_grows_reads_the_new_partitions
     await client.call("XADD", part(client, 2).stream, "*", "payload", "1")
     assert (await admin.lag("orders", "newcomer")).partitions[2].is_missing is False
     assert (await admin.lag("orders", "newcomer")).partitions[2].lag == 1
+
+
+async def test_a_replay_that_meets_a_growth_sends_the_rest_where_its_keys_belong_then(
+    client, admin
+):
+    """Behind the markers stands nothing that was placed by the old number."""
+    await register_group(client, await read_facts(client, "orders"), "billing", "0")
+    for number in range(60):
+        key = f"k{number % 12}"
+        home = crc32(key.encode()) % 2
+        source = Source("orders", home, "billing", msgspec.json.decode)
+        fields = [b"payload", b"%d" % number, b"key", key.encode()]
+        dead = Message(source, f"1700000000000-{number}".encode(), fields)
+        await bury(client, dead, reason="exhausted", attempts=3, failures=())
+    letters = DeadLetters(client, Codec(CodecSettings()), "orders")
+    replay = asyncio.create_task(letters.replay(rate=100))
+    await eventually(lambda: entries(client, 0))
+    await admin.grow("orders", 5)
+    assert (await replay).replayed == 60
+    before, behind = [], []
+    for index in range(5):
+        told = before if index < 2 else behind
+        for _, fields in await entries(client, index):
+            if field_of(fields, BARRIER):
+                told = behind
+                continue
+            key = field_of(fields, b"key")
+            told.append((key, int(field_of(fields, b"payload"))))
+            assert crc32(key) % (2 if told is before else 5) == index
+    assert before
+    assert behind
+    order = dict.fromkeys(key for key, _ in before + behind)
+    for key in order:
+        numbers = [number for other, number in before + behind if other == key]
+        assert numbers == sorted(numbers)
+    assert len(before) + len(behind) == 60
