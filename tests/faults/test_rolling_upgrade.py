@@ -27,6 +27,8 @@ CALLS = (
     ("invoice", {}),
 )
 """Calls of tasks as both versions make them: the old program can run two of the five."""
+TICK_MS = 200
+"""How often both versions have `report` run, and the new one `audit`."""
 
 
 class Deployment:
@@ -90,9 +92,18 @@ class Deployment:
             await self.app.send(task, (number,), named, queue="shop")
             self.sent[task, number] += 1
             order = {"number": number, "item": "tea"}
-            await self.orders.send(order if number % 2 else {**order, "coupon": "spring"})
+            if number % 3 == 0:
+                await self._send_as_a_later_penstock(order)
+            else:
+                await self.orders.send(order if number % 2 else {**order, "coupon": "spring"})
             self.sent["bill", number] += 1
             await asyncio.sleep(0.005)
+
+    async def _send_as_a_later_penstock(self, order: dict[str, object]) -> None:
+        """With a field beside the payload that this version does not know."""
+        stream = self.app.redis.keys.partition("orders", 0).stream
+        fields = ("payload", json.dumps(order), "traceId", "4bf9")
+        await self.app.redis.call("XADD", stream, "*", *fields)
 
     async def has_sent(self, more: int) -> None:
         """Wait for so much more traffic."""
@@ -136,8 +147,20 @@ async def test_a_rolling_upgrade_buries_and_loses_nothing(valkey_server, namespa
         assert facts.counters.get("parked", 0) > 0
         twice = {what: n for what, n in (done["old"] + done["new"]).items() if n > 1}
         assert not twice, "nothing crashed, so nothing was handled twice"
+        assert "report" in {what for what, _ in done["old"]}
+        await eventually(lambda: _no_tick_is_missing(site, "report"), within_s=10)
+        await eventually(lambda: _no_tick_is_missing(site, "audit"), within_s=10)
+        assert (await site.app.queues.facts("reports")).dead_letters == 0
 
 
 async def _nothing_left(site: Deployment) -> bool:
     facts = await site.app.queues.facts("shop")
     return (facts.waiting, facts.delayed, facts.claimed) == (0, 0, 0)
+
+
+def _no_tick_is_missing(site: Deployment, name: str) -> bool:
+    """Whether every tick of a schedule was run, from the first to one after this was asked."""
+    done = site.handled()
+    ticks = sorted(tick for what, tick in done["old"] + done["new"] if what == name)
+    whole = list(range(ticks[0], ticks[-1] + 1, TICK_MS)) if ticks else []
+    return ticks == whole and len(ticks) > 5

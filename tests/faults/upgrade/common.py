@@ -6,7 +6,7 @@ import json
 import os
 from pathlib import Path
 
-from penstock import Fixed, Penstock, RetryPolicy
+from penstock import Fixed, Penstock, RetryPolicy, current_job
 
 QUICK = RetryPolicy(max_attempts=3, backoff=Fixed(0.05))
 VERSION = os.environ["PROGRAM_VERSION"]
@@ -21,3 +21,8 @@ _notes = os.open(
 def note(*what: object) -> None:
     """Write down what was done."""
     os.write(_notes, json.dumps([VERSION, *what]).encode() + b"\n")
+
+
+def note_tick(name: str) -> None:
+    """Write down for which tick a scheduled job was queued."""
+    note(name, int(current_job().headers["scheduled_ms"]))

@@ -1,7 +1,11 @@
-"""Its next version: `charge` takes a currency, `refund` needs no reason, `invoice` is new."""
+"""Its next version.
+
+`charge` takes a currency, `refund` needs no reason, `invoice` is new; the scheduled `report` takes
+a kind, and `audit` is a schedule that was not there before.
+"""
 
 import msgspec
-from common import QUICK, app, note
+from common import QUICK, app, note, note_tick
 
 from penstock import current_job
 
@@ -32,3 +36,15 @@ async def invoice(number: int) -> None:
 @app.subscribe("orders", group="billing", retry=QUICK)
 async def bill(order: Order) -> None:
     note("bill", order.number)
+
+
+@app.every(0.2, name="report", kwargs={"kind": "short"}, missed="all")
+@app.task(queue="reports", name="report", retry=QUICK)
+async def report(kind: str = "full") -> None:
+    note_tick("report")
+
+
+@app.every(0.2, name="audit", missed="all")
+@app.task(queue="reports", name="audit", retry=QUICK)
+async def audit() -> None:
+    note_tick("audit")

@@ -1,7 +1,7 @@
 """The program that is deployed: `charge(number)`, `refund(number, reason=…)`, plain orders."""
 
 import msgspec
-from common import QUICK, app, note
+from common import QUICK, app, note, note_tick
 
 from penstock import current_job
 
@@ -26,3 +26,9 @@ def refund(number: int, *, reason: str) -> None:
 @app.subscribe("orders", group="billing", retry=QUICK)
 async def bill(order: Order) -> None:
     note("bill", order.number)
+
+
+@app.every(0.2, name="report", missed="all")
+@app.task(queue="reports", name="report", retry=QUICK)
+async def report() -> None:
+    note_tick("report")
