@@ -10,7 +10,7 @@ from contextlib import suppress
 from penstock import app as asynchronous
 from penstock.errors import NotOpen
 from penstock.runtime import worker as asynchronous_worker
-from penstock.runtime.process import CLEAN_UP_S, run_process
+from penstock.runtime.process import CLEAN_UP_S, run_process, run_to_the_end
 from penstock.runtime.readiness import Readiness
 
 __all__ = ["Worker"]
@@ -51,7 +51,7 @@ class Worker:
     def run(self, *, handle_signals: bool = False) -> int:
         """Run in this thread until stopped; the exit code. As `penstock.runtime.Worker.run`."""
         with asyncio.Runner() as runner:
-            return runner.run(self._run(handle_signals))
+            return run_to_the_end(runner, self._run(handle_signals))
 
     def run_forever(self) -> int:
         """Run as the purpose of this process; the exit code."""

@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 
 from penstock.runtime.process import run_process, the_last_resort
+from penstock.runtime.signals import StopSignals
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "explanation" / "worker.md"
 SCRIPT = """
@@ -220,6 +221,38 @@ def test_an_error_of_main_is_raised() -> None:
 
     with pytest.raises(ValueError, match="broken"):
         run_process(main)
+
+
+@pytest.mark.parametrize("error", [SystemExit(3), KeyboardInterrupt()], ids=["exit", "interrupt"])
+def test_what_a_task_of_a_handler_ends_with_reaches_the_handler_and_ends_nothing_else(
+    error: BaseException, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def leave() -> None:
+        raise error
+
+    async def main() -> int:
+        with StopSignals(lambda number, count: None):
+            beside = asyncio.create_task(asyncio.sleep(0.02, "done"))
+            with pytest.raises(type(error)):
+                await asyncio.gather(leave(), asyncio.sleep(0))
+            with pytest.raises(type(error)):
+                await asyncio.wait_for(leave(), 1)
+            asyncio.get_running_loop().call_soon(sys.exit, 4)
+            assert await beside == "done"
+            return 7
+
+    assert run_process(main) == 7
+    assert "the others go on" in caplog.text
+
+
+def test_an_exit_of_main_itself_is_one() -> None:
+    async def main() -> int:
+        await asyncio.sleep(0)
+        sys.exit(5)
+
+    with pytest.raises(SystemExit) as raised:
+        run_process(main)
+    assert raised.value.code == 5
 
 
 async def said(process: asyncio.subprocess.Process, text: str) -> None:

@@ -15,14 +15,16 @@ import time
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 from penstock.runtime.places import place_of_thread
-from penstock.runtime.signals import exit_code_of
+from penstock.runtime.signals import StopSignals, exit_code_of
 
-__all__ = ["LastResort", "run_process", "the_last_resort"]
+__all__ = ["LastResort", "run_process", "run_to_the_end", "the_last_resort"]
 
 logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 CLEAN_UP_S = 0.8
 """From the end of all patience to the hard end: whoever was cancelled may still say goodbye to the
@@ -121,7 +123,7 @@ def run_process(main: Callable[[], Coroutine[Any, Any, int]]) -> int:
             with asyncio.Runner(loop_factory=_loop_factory()) as runner:
                 exit_code = 1
                 try:
-                    exit_code = runner.run(main())
+                    exit_code = run_to_the_end(runner, main())
                 except KeyboardInterrupt:
                     exit_code = _KEYBOARD_INTERRUPT
                 finally:
@@ -129,6 +131,29 @@ def run_process(main: Callable[[], Coroutine[Any, Any, int]]) -> int:
         finally:
             _current.reset(token)
         return exit_code
+
+
+def run_to_the_end(runner: asyncio.Runner, main: Coroutine[Any, Any, T]) -> T:
+    """Run `main` until it ends, whatever other tasks and callbacks of its loop raise.
+
+    asyncio stops the whole loop where a task raises `SystemExit`, as one does that a handler has
+    started (`gather`, `wait_for`) and that calls `sys.exit()`. The handler gets the error where it
+    awaits that task, so the loop goes on: it is one failure of many jobs. The same goes for
+    `KeyboardInterrupt`, unless it is Ctrl-C.
+    """
+    task = runner.get_loop().create_task(main)
+
+    async def end_of_main() -> T:
+        return await task
+
+    while True:
+        try:
+            return runner.run(end_of_main())
+        except (SystemExit, KeyboardInterrupt) as error:
+            is_ctrl_c = isinstance(error, KeyboardInterrupt) and not StopSignals.installed()
+            if task.done() or is_ctrl_c:
+                raise
+            logger.error("%r in a task or callback; the others go on", error, exc_info=error)
 
 
 def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
