@@ -6,9 +6,11 @@ import time
 import pytest
 from tests.workplace import in_hand
 
-from penstock import Depends, current_job
+from penstock import Depends, RetryPolicy, current_job
+from penstock.queues.counts import Counts
 from penstock.queues.life import Life
 from penstock.queues.pulse import Pulse
+from penstock.queues.reaper import Reaper
 from penstock.testing.eventually import eventually
 
 
@@ -56,6 +58,7 @@ async def test_a_worker_that_stops_is_a_member_no_more_and_has_nothing_in_hand(w
 
 
 SILENCE_MS = 10_000
+ONCE = RetryPolicy(max_attempts=1)
 
 
 class Members:
@@ -63,6 +66,7 @@ class Members:
 
     def __init__(self, queue):
         self.client, self.keys = queue.client, queue.keyring
+        self.reaper = Reaper(queue.client, queue.codec, queue.keyring, lambda _: ONCE, Counts())
 
     async def now_ms(self):
         seconds, micros = await self.client.call("TIME")
@@ -100,7 +104,7 @@ class Members:
 
 @pytest.fixture
 async def crew(workplace):
-    app = await workplace.open(silence_s=SILENCE_MS / 1000)
+    app = await workplace.open(silence_s=SILENCE_MS / 1000, beat_s=1.0)
     return Members(app.queue("mail"))
 
 
@@ -165,6 +169,27 @@ async def test_outage_after_outage_gives_a_worker_more_time_once(crew, late_sign
         assert await late_sign("survivor", 500) == ["dead"]
         assert await crew.beat("other", 500)
     assert await crew.living() == ["other", "survivor"]
+
+
+@pytest.mark.parametrize(
+    ("with_jobs", "others", "is_alone"),
+    [
+        ({"dead": 3_000}, {}, True),
+        ({"dead": 500}, {}, False),
+        ({"dead": 3_000}, {"idle": 5_000}, False),
+        ({"dead": 3_000, "busy": 500}, {}, False),
+        ({"dead": 3_000, "held": 8_000}, {}, True),
+        ({}, {"idle": 6_500}, False),
+        ({"given_time": 500.5}, {}, True),
+    ],
+)
+async def test_a_worker_waits_for_silent_ones_only_if_no_other_can_notice_their_death(
+    crew, with_jobs, others, is_alone
+):
+    await crew.silent(me=0, **with_jobs, **others)
+    for name in with_jobs:
+        await crew.client.call("HSET", crew.keys.claimed(name), "1", "job")
+    assert await crew.reaper.alone_can_notice("me", await crew.now_ms()) is is_alone
 
 
 async def test_a_worker_that_was_paused_itself_says_for_how_long(crew):

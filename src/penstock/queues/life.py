@@ -115,6 +115,8 @@ class Life:
         )
         self.limits.when_surplus = self._surplus.set
         self._must_look, self._reaping = asyncio.Event(), asyncio.Lock()
+        self._watching = False
+        """Whether nothing is started until silent workers have given signs, or were given up."""
         hand.pulse.when_late = self._must_look.set
         self.slots = Slots(
             work,
@@ -421,7 +423,8 @@ class Life:
                     logger.exception("queue %s: cannot look after it", self._queue.name)
                 self.troubled(error)
             finally:
-                self._hand.pulse.release()
+                if not self._watching:
+                    self._hand.pulse.release()
 
     async def _reap(self) -> None:
         """Return what dead workers had. No job begins meanwhile: it might block the event loop."""
@@ -441,6 +444,31 @@ class Life:
             await self._must_look.wait()
             self._must_look.clear()
             self._tender.look_soon(self._queue.name)
+            self._watching = True
+            try:
+                await self.return_claims_of_the_dead()
+                await self._watch_silent_ones()
+            finally:
+                self._watching = False
+                self._hand.pulse.release()
+
+    async def _watch_silent_ones(self) -> None:
+        """See what becomes of others that are silent, if this worker stands still again and again.
+
+        What it starts next may stop this process for as long as what it ran last, so if nothing
+        else can notice that one of them is dead, it is waited for: a sign of life, or its end.
+        """
+        hand, settings = self._hand, self._settings
+        stood_still, hand.pulse.stood_still = hand.pulse.stood_still, False
+        until = time.monotonic() + 2 * settings.silence_s
+        while stood_still and not hand.lost and time.monotonic() < until:
+            try:
+                if not await self._reaper.alone_can_notice(hand.worker, hand.now_ms):
+                    return
+            except ServerError as error:
+                self.troubled(error)
+                return
+            await asyncio.sleep(settings.beat_s)
             await self.return_claims_of_the_dead()
 
     async def sweep_records(self) -> None:

@@ -24,6 +24,8 @@ class Pulse:
         self.when_late: Callable[[], None] | None = None
         """Called when the member turns out to be alive after it was silent for too long. It may
         have to look after the others then: starts are held back until `release`."""
+        self.stood_still = False
+        """Whether the process itself has stood still for too long. Who sees to that resets it."""
         self._until, self._held = 0.0, False
         self._silence_s, self._beat_s = silence_s, beat_s
         self._loop = asyncio.get_running_loop()
@@ -90,6 +92,7 @@ class Pulse:
         accepted = call.result()
         self._paused_s = 0.0
         if accepted:
+            self.stood_still |= paused_ms >= self._silence_s * 1000
             self.confirm(sent_at)
         return accepted
 

@@ -41,6 +41,8 @@ _MOST_DEATHS = 3
 """So many workers may die while they read one job of a dead worker; then it is buried unread."""
 _MOST_BYTES = 4 * 1024 * 1024
 """Of jobs that are read back at once, unless one alone has more."""
+_MOST_LOOKED_AT = 100
+"""Workers of which one is sure to notice a dead one, if there are more."""
 REFUSED = (CommandRefused, ScriptFailed)
 """What stays so when it is tried again: one job or worker has it, the others may not."""
 
@@ -77,6 +79,9 @@ class Reaper:
         self._silence_ms = round(queues.silence_s * 1000)
         self._keep_ms = round(queues.keep_s * 1000)
         self._grace_s = queues.silence_s
+        # Without jobs in hand a worker may give its signs that much more rarely: see `Hand.beat`.
+        self._missing_ms = 2_000 * queues.beat_s
+        self._idle_ms = 500 * queues.silence_s + 1_000 * queues.beat_s
         self._found_dead: dict[bytes, float] = {}
         """When dead workers were first seen here, by the monotonic clock."""
 
@@ -98,6 +103,29 @@ class Reaper:
         now = time.monotonic()
         self._found_dead = {name: self._found_dead.get(name, now) for name in names}
         return names
+
+    async def alone_can_notice(self, worker: str, now_ms: int) -> bool:
+        """Whether others with jobs in hand miss signs of life that only this worker can notice.
+
+        Two round trips.
+        """
+        claims, own = self._keys.claims.encode(), worker.encode()
+        found = await self._client.call(
+            "ZRANGE", self._keys.workers, 0, _MOST_LOOKED_AT, "WITHSCORES"
+        )
+        signs = dict(zip(found[::2], map(float, found[1::2]), strict=True))
+        signs.pop(own, None)
+        if not signs or len(signs) >= _MOST_LOOKED_AT:
+            return False
+        held = await self._client.pipeline([("EXISTS", claims + name) for name in signs])
+        misses = False
+        for at_ms, has_jobs in zip(signs.values(), held, strict=True):
+            silent_ms, got_time = now_ms - at_ms, at_ms % 1 != 0  # see silence.lua
+            if has_jobs == 1 and (got_time or silent_ms > self._missing_ms):
+                misses = True
+            elif silent_ms <= self._idle_ms and not got_time:
+                return False
+        return misses
 
     async def return_jobs(self, dead: Sequence[bytes], now_ms: int, worker: str) -> int:
         """Return the jobs of these: how many."""
