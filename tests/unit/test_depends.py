@@ -282,6 +282,48 @@ class TestCleaningUp:
             await running
         assert told == [("inner", asyncio.CancelledError), ("outer", asyncio.CancelledError)]
 
+    async def test_a_cancelled_job_whose_provider_hangs_waits_for_it_visibly(self):
+        begun, returns = threading.Event(), threading.Event()
+
+        def stubborn():
+            begun.set()
+            returns.wait(10)
+
+        def task(x=Depends(stubborn)):
+            pass
+
+        async with Resolver() as resolver:
+
+            async def job():
+                async with resolver.resolve(task):
+                    pass
+
+            running = asyncio.create_task(job())
+            await asyncio.to_thread(begun.wait, 10)
+            assert resolver.trouble() is None
+            running.cancel()
+            await asyncio.wait([running], timeout=0.02)
+            assert not running.done()
+            told = resolver.trouble()
+            assert told is not None
+            assert "stubborn (1)" in told
+            returns.set()
+            with pytest.raises(asyncio.CancelledError):
+                await running
+            assert resolver.trouble() is None
+
+    async def test_a_provider_that_raises_stop_iteration_in_its_thread_has_failed(self):
+        def exhausted():
+            return next(iter(()))
+
+        def task(x=Depends(exhausted)):
+            pass
+
+        async with Resolver() as resolver:
+            with pytest.raises(RuntimeError, match="exhausted raised StopIteration"):
+                async with asyncio.timeout(10), resolver.resolve(task):
+                    pass
+
     async def test_a_provider_cannot_hide_the_jobs_error(self):
         def swallowing():
             with contextlib.suppress(ValueError):

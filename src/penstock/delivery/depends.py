@@ -20,6 +20,7 @@ import asyncio
 import functools
 import inspect
 import logging
+from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Generator
 from concurrent.futures import Executor
 from contextlib import (
@@ -114,7 +115,7 @@ class Resolver:
         self, overrides: Overrides | None = None, *, executor: Executor | None = None
     ) -> None:
         self._overrides = overrides or Overrides()
-        self._executor = executor
+        self._threads = _Threads(executor)
         self._worker = _Made("worker")
         self._making: dict[Provider, asyncio.Lock] = {}
 
@@ -123,6 +124,10 @@ class Resolver:
 
     async def __aexit__(self, *_: object) -> None:
         await self.close()
+
+    def trouble(self) -> str | None:
+        """Which jobs wait for providers that do not return; None if none does. From any thread."""
+        return self._threads.trouble()
 
     async def close(self) -> None:
         """Clean up what the jobs shared; failures are logged. May come twice."""
@@ -169,10 +174,11 @@ class Resolver:
             return await made.enter(provider, asynccontextmanager(provider)(**arguments))
         if inspect.isgeneratorfunction(code):
             manager = contextmanager(provider)(**arguments)
-            return await made.enter(provider, _InThread(manager, self._executor))
+            return await made.enter(provider, _InThread(manager, name_of(provider), self._threads))
         if inspect.iscoroutinefunction(code):
             return await provider(**arguments)
-        value = await _in_thread(functools.partial(provider, **arguments), self._executor)
+        make = functools.partial(provider, **arguments)
+        value = await self._threads.call(name_of(provider), make)
         return await value if inspect.iscoroutine(value) else value
 
 
@@ -217,13 +223,15 @@ def _trace(error: BaseException | None) -> TracebackType | None:
 class _InThread(AbstractAsyncContextManager[Any]):
     """A blocking context manager, entered and left in threads."""
 
-    def __init__(self, manager: AbstractContextManager[Any], executor: Executor | None) -> None:
-        self._manager, self._executor = manager, executor
+    def __init__(
+        self, manager: AbstractContextManager[Any], name: str, threads: _Threads
+    ) -> None:
+        self._manager, self._name, self._threads = manager, name, threads
         self._entered = False
 
     async def __aenter__(self) -> Any:
         try:
-            return await _in_thread(self._enter, self._executor)
+            return await self._threads.call(self._name, self._enter)
         except asyncio.CancelledError as cancelled:
             if self._entered:
                 await self.__aexit__(type(cancelled), cancelled, cancelled.__traceback__)
@@ -236,7 +244,7 @@ class _InThread(AbstractAsyncContextManager[Any]):
         trace: TracebackType | None,
     ) -> None:
         leave = functools.partial(self._manager.__exit__, kind, error, trace)
-        await _in_thread(leave, self._executor)
+        await self._threads.call(self._name, leave)
 
     def _enter(self) -> Any:
         value = self._manager.__enter__()
@@ -244,13 +252,44 @@ class _InThread(AbstractAsyncContextManager[Any]):
         return value
 
 
-async def _in_thread(function: Callable[[], T], executor: Executor | None) -> T:
-    """Run a blocking function; a cancellation waits for its end, for a thread cannot be stopped."""
-    loop = asyncio.get_running_loop()
-    running = loop.run_in_executor(executor, copy_context().run, function)
-    try:
-        return await asyncio.shield(running)
-    except asyncio.CancelledError:
-        while not running.done():
-            await asyncio.wait([running])
-        raise
+class _Threads:
+    """Where providers run that are not async."""
+
+    def __init__(self, executor: Executor | None) -> None:
+        self._executor = executor
+        self._overdue: dict[asyncio.Future[Any], str] = {}
+        """Calls that were cancelled and have not returned, with the names of the providers."""
+
+    def trouble(self) -> str | None:
+        names = list(self._overdue.values())
+        if not names:
+            return None
+        counted = ", ".join(f"{name} ({count})" for name, count in Counter(names).most_common(5))
+        return (
+            f"{len(names)} jobs that timed out or were cancelled wait for providers that still run "
+            f"in their threads: {counted}"
+        )
+
+    async def call(self, name: str, function: Callable[[], T]) -> T:
+        """Run a blocking function. A cancellation waits for its end: a thread cannot be stopped."""
+
+        def run() -> T:
+            try:
+                return function()
+            except StopIteration as error:
+                # No future can hold it: whoever waits for the thread would wait for ever.
+                raise RuntimeError(f"{name} raised StopIteration") from error
+
+        running = asyncio.get_running_loop().run_in_executor(
+            self._executor, copy_context().run, run
+        )
+        try:
+            return await asyncio.shield(running)
+        except asyncio.CancelledError:
+            self._overdue[running] = name
+            try:
+                while not running.done():
+                    await asyncio.wait([running])
+            finally:
+                del self._overdue[running]
+            raise

@@ -98,6 +98,9 @@ class _Cleaner(Service):
         super().__init__("dependencies")
         self._resolver, self._providers = resolver, providers
 
+    def trouble(self) -> str | None:
+        return self._resolver.trouble()
+
     async def run(self) -> None:
         try:
             await self.stop_asked.wait()
