@@ -135,10 +135,13 @@ async def test_the_clock_of_a_thread_starts_with_its_function(workplace, release
         ran.append(value)
 
     await stuck.send_many([()] * 40)  # more than the event loop's own executor has threads
-    await workplace.start(app, concurrency=50)
+    worker = await workplace.start(app, concurrency=50)
     await quick.send_many([()] * 5)
     await eventually(lambda: ran == [2] * 5)
     assert await letters(quick.queue) == []
+    await eventually(lambda: "hangs (40)" in str(worker.readiness()))
+    release.set()
+    await eventually(lambda: worker.readiness().ready)
 
 
 async def test_a_worker_that_was_given_up_counts_the_threads_of_its_life_before(workplace, release):
