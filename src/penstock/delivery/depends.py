@@ -223,9 +223,7 @@ def _trace(error: BaseException | None) -> TracebackType | None:
 class _InThread(AbstractAsyncContextManager[Any]):
     """A blocking context manager, entered and left in threads."""
 
-    def __init__(
-        self, manager: AbstractContextManager[Any], name: str, threads: _Threads
-    ) -> None:
+    def __init__(self, manager: AbstractContextManager[Any], name: str, threads: _Threads) -> None:
         self._manager, self._name, self._threads = manager, name, threads
         self._entered = False
 

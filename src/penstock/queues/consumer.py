@@ -90,6 +90,7 @@ class QueueConsumer(Service):
         self._reaper = Reaper(client, queue.codec, queue.keyring, self._work.policy_of, self.counts)
         self._trouble: str | None = "has not begun yet"
         self._life: Life | None = None
+        self._was_given_up = False
 
     def trouble(self) -> str | None:
         foreign = self._life and self._life.foreign
@@ -142,6 +143,8 @@ class QueueConsumer(Service):
         )
         hand.first_fields = self._first_fields
         await hand.join()
+        if self._was_given_up:  # it stood still, most likely, and may do so again
+            hand.pulse.stand_still()
         life = Life(
             self.queue,
             hand,
@@ -161,7 +164,7 @@ class QueueConsumer(Service):
         try:
             await life.run()
         finally:
-            self._life = None
+            self._life, self._was_given_up = None, hand.lost
             self._heartbeats.remove(beat)
 
     def _first_fields(self, job: JobContext) -> list[Argument]:

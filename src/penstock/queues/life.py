@@ -118,6 +118,8 @@ class Life:
         self._watching = False
         """Whether nothing is started until silent workers have given signs, or were given up."""
         hand.pulse.when_late = self._must_look.set
+        if hand.pulse.stood_still:
+            self._must_look.set()
         self.slots = Slots(
             work,
             places=places,

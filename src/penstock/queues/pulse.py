@@ -50,6 +50,11 @@ class Pulse:
         if not self._held:
             self._publish()
 
+    def stand_still(self) -> None:
+        """Take it that the process stood still: nothing is started until `release`."""
+        self.stood_still = True
+        self.hold()
+
     def hold(self) -> None:
         """Let nothing be started until `release`."""
         self._held, self.alive_until = True, 0.0
