@@ -57,6 +57,27 @@ async def test_a_worker_that_stops_is_a_member_no_more_and_has_nothing_in_hand(w
     assert not await in_hand(note.queue)
 
 
+async def test_a_worker_that_was_given_up_with_jobs_that_it_may_not_start_begins_another_life(
+    workplace,
+):
+    app, ran, hands = await workplace.open(), [], []
+
+    @app.task(queue="mail")
+    async def note(number: int) -> None:
+        ran.append(number)
+        if len(ran) == 1000:
+            hands.append(current_job().hand)
+            hands[0].pulse.hold()  # as if it had stood still: what it has claimed ahead waits
+
+    await note.send_many([(number,) for number in range(2000)])
+    await workplace.start(app)
+    await eventually(lambda: hands)
+    await asyncio.sleep(0.05)
+    assert len(ran) == 1000
+    hands[0].lose(0)
+    await eventually(lambda: set(ran) == set(range(2000)))
+
+
 SILENCE_MS = 10_000
 ONCE = RetryPolicy(max_attempts=1)
 

@@ -153,7 +153,7 @@ def run_to_the_end(runner: asyncio.Runner, main: Coroutine[Any, Any, T]) -> T:
             is_ctrl_c = isinstance(error, KeyboardInterrupt) and not StopSignals.installed()
             if task.done() or is_ctrl_c:
                 raise
-            logger.exception("%r in a task or callback; the others go on", error)
+            logger.exception("an exit in a task or callback; the others go on")
 
 
 def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
