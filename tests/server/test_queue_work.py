@@ -264,33 +264,6 @@ async def test_what_a_function_depends_on_is_made_for_each_job_and_cleaned_up(wo
     await eventually(lambda: not open_now)
 
 
-@pytest.mark.parametrize("is_async", [True, False])
-async def test_what_a_function_depends_on_may_take_so_long_that_its_job_has_passed_to_others(
-    workplace, is_async
-):
-    app, made, ran = await workplace.open(), [], []
-
-    async def slow() -> None:
-        pulse = current_job().hand.pulse
-        pulse.hold()  # as if the process had stood still meanwhile
-        made.append(pulse)
-
-    async def at_once(value: None = Depends(slow)) -> None:
-        ran.append(value)
-
-    def in_thread(value: None = Depends(slow)) -> None:
-        ran.append(value)
-
-    task = app.task(name="task", queue="mail")(at_once if is_async else in_thread)
-    await workplace.start(app)
-    await task.send()
-    await eventually(lambda: made)
-    await asyncio.sleep(0.05)
-    assert not ran
-    made[0].release()
-    await eventually(lambda: ran)
-
-
 async def test_a_test_puts_something_else_in_the_place_of_a_dependency(workplace):
     app, seen = await workplace.open(), []
 
