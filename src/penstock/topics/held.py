@@ -38,6 +38,8 @@ _MOST_AT_ONCE = 1_000
 _MOST_UNCHARGED = 500
 _MOST_PARKED_AT_ONCE = 250
 _NO_GROUP = "NOGROUP"
+# Of messages up to this size, in bytes, the room need not know at once that they have left.
+_SMALL = 1024
 
 
 @dataclass(slots=True)
@@ -67,8 +69,10 @@ class Held:
         self.stream = claim.keys.stream
         self.queue: deque[list[Item]] = deque()
         """Chunks that were read and not yet handled."""
-        self.buffered = self._bytes = 0
-        """Messages in `queue` and in the hands of the runner, and what they take up."""
+        self.buffered = self._bytes = self._dropped = 0
+        """Messages in `queue` and in the hands of the runner, and what they take up; and those that
+        have left, of which the room does not know yet."""
+        self._dropped_together = 1
         self.history: dict[bytes, tuple[Failure, ...]] = {}
         """Messages that failed or were taken over, and how attempts at them failed: first, last."""
         self.inherited: set[bytes] = set()
@@ -94,7 +98,7 @@ class Held:
         """Set when messages may be pending that never arrived here."""
         self.trouble: str | None = None
         """What the server has not answered yet, and why."""
-        self.closing = self.lost = False
+        self.closing = self.lost = self._released = False
         self.arrived = asyncio.Event()
         self.deadline = 0.0
         """Until then, by the monotonic clock, nobody else can own the partition."""
@@ -106,7 +110,6 @@ class Held:
         self.finished: list[bytes] = []
         """Ids to be acknowledged; whoever appends calls `wake`, so that it is done soon."""
         self._finished_after_failure: list[bytes] = []
-        self._released = False
         self._loop = asyncio.get_running_loop()
         self._settling = asyncio.Lock()
         self._wake = asyncio.Event()
@@ -136,6 +139,7 @@ class Held:
         if size is None:
             size = _size_of(chunk)
         self.sized = True
+        self._dropped_together = self._room.together if size <= _SMALL * len(chunk) else 1
         self.queue.append(chunk)
         self._take(len(chunk), size)
         self.arrived.set()
@@ -185,11 +189,19 @@ class Held:
         self._room.take(count, size)
 
     def drop(self, count: int) -> None:
-        """Note that messages have left the runner's hands."""
-        size = self._bytes * count // self.buffered if self.buffered else 0
+        """Note that messages have left the runner's hands; of many the room hears together."""
         self.buffered -= count
-        self._bytes -= size
-        self._room.give_back(count, size)
+        self._dropped += count
+        if self._dropped >= self._dropped_together or self._room.waiting or not self.buffered:
+            self.give_back()
+
+    def give_back(self) -> None:
+        """Let the room know of all that has left the runner's hands."""
+        count, self._dropped = self._dropped, 0
+        if count:
+            size = self._bytes * count // (self.buffered + count)
+            self._bytes -= size
+            self._room.give_back(count, size)
 
     def close(self) -> None:
         """Begin nothing more; what is under way may end."""

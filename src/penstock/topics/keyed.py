@@ -58,7 +58,6 @@ class KeyedRunner:
         self._handled, self._since = 0, time.monotonic()
         self.slots = work.subscription.concurrency or DEFAULT_CONCURRENCY
         self._running: list[Line | None] = [None] * self.slots
-        self._busy = 0
         if work.threads is not None:
             work.threads.when_changed = self._wake
 
@@ -183,14 +182,11 @@ class KeyedRunner:
     def _put_back(self, number: int) -> None:
         """Let the line of an interrupted slot begin again, with one attempt more counted."""
         line, self._running[number] = self._running[number], None
-        if line is None:
-            return
-        first = line.first
-        self._busy -= first is not None
-        if line.held not in self._lines:
+        if line is None or line.held not in self._lines:
             return
         if line is self._next_suspect:
             self._call_next_suspect()
+        first = line.first
         if first is None:
             self._ready.append(line)
             self._wake()
@@ -215,12 +211,10 @@ class KeyedRunner:
             if line.held.suspects and self._waits_for_turn(line):
                 continue
             running[number] = line
-            self._busy += 1
             if not self._handled:
                 self._since = time.monotonic()
             wait_s = await self._first_of(line, first)
             running[number] = None
-            self._busy -= 1
             if line is self._next_suspect:
                 self._call_next_suspect()  # its partition closed before it had its turn
             if line.held.lost:
@@ -261,7 +255,8 @@ class KeyedRunner:
 
         Lines of a partition that closes need none, since nothing of them begins: they come first.
         """
-        if self._busy + threads.lost < self.slots:
+        busy = sum(line is not None and line.first is not None for line in self._running)
+        if busy + threads.lost < self.slots:
             return True
         closing = next((line for line in self._ready if line.held.closing), None)
         if closing is not None:
@@ -398,7 +393,9 @@ class KeyedRunner:
         held = line.held
         if line.parked is None:
             held.drop(1)
-        self._ended(held, 1)
+        active = self._active[held] = self._active[held] - 1
+        if not active:
+            self._emptied.set()
         if line.rest:
             line.first = line.rest.popleft()
             self._ready.append(line)

@@ -10,6 +10,8 @@ from penstock.topics.sizes import Sizes
 
 __all__ = ["FetchedBytes", "Room", "fetched_bytes_of"]
 
+_SHARE, _MOST_TOGETHER = 256, 32
+
 
 class FetchedBytes:
     """Bytes that all consumers of a process may have in hand together."""
@@ -42,14 +44,17 @@ def fetched_bytes_of(client: Client) -> FetchedBytes:
 class Room:
     """How much more a consumer may fetch, over all its partitions; readers wait for it."""
 
-    __slots__ = ("_bytes", "_changed", "_fetched", "_waiting", "left", "sizes")
+    __slots__ = ("_bytes", "_changed", "_fetched", "left", "sizes", "together", "waiting")
 
     def __init__(self, most: int, sizes: Sizes, fetched: FetchedBytes) -> None:
         self.left = most
         self.sizes = sizes
         self._fetched = fetched
+        self.together = max(1, min(most // _SHARE, _MOST_TOGETHER))
+        """Messages of one partition that may be given back together, unless a reader waits."""
         self._bytes = 0
-        self._waiting = 0
+        self.waiting = 0
+        """Readers that wait."""
         self._changed = asyncio.Event()
 
     @property
@@ -81,7 +86,7 @@ class Room:
         self.left += count
         self._bytes -= size
         self._fetched.give_back(size)
-        if self._waiting:
+        if self.waiting:
             self._changed.set()
 
     def look_again(self) -> None:
@@ -90,11 +95,11 @@ class Room:
 
     async def changed(self) -> None:
         """Wait until messages have left, or something else has changed."""
-        self._waiting += 1
+        self.waiting += 1
         if not self.has_bytes:
             self._fetched.waiting.add(self)
         self._changed.clear()
         try:
             await self._changed.wait()
         finally:
-            self._waiting -= 1
+            self.waiting -= 1
