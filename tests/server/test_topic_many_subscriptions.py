@@ -2,7 +2,9 @@
 
 import asyncio
 import os
+import re
 import resource
+import time
 from contextlib import asynccontextmanager, contextmanager
 
 import pytest
@@ -85,6 +87,25 @@ async def test_a_ready_worker_waits_for_messages_of_every_subscription(start_ser
             await app.topic(f"topic-{number}", type=int).send(number)
         await eventually(lambda: sorted(seen) == list(range(MANY)))
     await eventually(lambda: waiting_reads(server) == 0)
+
+
+def calls(server):
+    """How often scripts and reads were called so far: what scripts themselves call not counted."""
+    info = str(server.command("INFO", "commandstats"))
+    return sum(map(int, re.findall(r"cmdstat_(?:evalsha|xreadgroup):calls=(\d+)", info)))
+
+
+async def test_many_subscriptions_that_wait_ask_little_of_the_server(start_server, opened):
+    server, seen = start_server(), []
+    app = await open_app(opened, server.url)
+    subscribe(app, MANY, seen)
+    async with working(app) as worker:
+        await until_ready(worker)
+        await eventually(lambda: waiting_reads(server) == MANY)
+        before, began = calls(server), time.monotonic()
+        await asyncio.sleep(1)
+        a_second = (calls(server) - before) / (time.monotonic() - began)
+        assert a_second < 5 * MANY, f"{a_second:.0f} calls a second"
 
 
 async def test_so_it_does_on_a_cluster_with_several_partitions(cluster, namespace, opened):

@@ -10,13 +10,13 @@ from importlib.resources import files
 
 import pytest
 
-from penstock.errors import CommandRefused, OutOfMemory
+from penstock.errors import CommandRefused, OutOfMemory, TopicError
 from penstock.redis.keys import Keys, key_slot
 from penstock.redis.node import Role
 from penstock.redis.script import load_script
 from penstock.testing.binaries import SERVER_NAMES
 from penstock.testing.eventually import eventually
-from penstock.topics.facts import open_partitions
+from penstock.topics.facts import facts_of, open_partitions, read_facts
 
 from .model.desk import GROUP, Desk
 
@@ -193,9 +193,9 @@ async def test_a_heartbeat_costs_the_same_however_many_members_there_are(busy, f
     await busy.open()
     for number in range(members - 1):
         await busy.beat(f"member-{number}")
-    version, *listed = await busy.beat("anna")
+    version, facts, *listed = await busy.beat("anna")
     assert len(listed) == 2 * members
-    assert await busy.beat("anna", version) == [version]
+    assert await busy.beat("anna", version) == [version, facts]
     for what, known, bar_ms in (("heartbeat among", version, 0.2), ("list of", b"", 5.0)):
         least_ms = 100.0
         for _ in range(5):
@@ -206,11 +206,33 @@ async def test_a_heartbeat_costs_the_same_however_many_members_there_are(busy, f
         figure("topic scripts", f"{what} {members} members", least_ms, "ms", "<=", bar_ms)
 
 
+async def test_a_heartbeat_tells_what_the_topic_is(desk):
+    await desk.open()
+    meta, topic = desk.topic_keys.meta, desk.topic
+
+    async def told():
+        _, facts, *_ = await desk.beat("anna")
+        return facts_of(desk.client, topic, facts)
+
+    assert await told() == await read_facts(desk.client, topic)
+    await desk.scripts.begin_growth(meta=meta, partitions=9, hold_ms=60_000)
+    growing = await told()
+    assert growing.growing_to == 9
+    assert 0 < growing.switch_ms <= 60_000
+    await desk.client.call("HDEL", meta, "life")
+    assert not (await told()).life, "as the Java library makes it: to be given by `create_topic`"
+    await desk.client.call("HSET", meta, "partitionCount", "many")
+    with pytest.raises(TopicError, match="partitionCount"):
+        await told()
+    await desk.client.call("DEL", meta)
+    assert await desk.beat("anna") is None
+
+
 async def test_members_are_listed_again_when_one_comes_goes_or_dies(desk):
     await desk.open()
 
     async def beat_of(member, version):
-        version, *listed = await desk.beat(member, version)
+        version, _, *listed = await desk.beat(member, version)
         return version, sorted(name.decode() for name in listed[::2])
 
     first, listed = await beat_of("anna", b"")
@@ -246,7 +268,7 @@ async def test_a_member_that_beats_late_forgives_itself_alone(desk):
     members = desk.topic_keys.members(GROUP)
     for member in ("late", "dead"):
         await desk.client.call("ZADD", members, 1, member)
-    _, *listed = await desk.beat("late")
+    _, _, *listed = await desk.beat("late")
     assert sorted(listed[::2]) == [b"alive", b"late"]
 
 
@@ -518,7 +540,7 @@ async def test_a_full_server_drains(full):
     assert await full.unpark(first, ids[3:5]) == ids[3:5]
     assert await full.bury(ids[2])
     assert await full.release(first, ids[3:5])
-    version, *members = await full.beat("anna")
+    version, _, *members = await full.beat("anna")
     assert version
     assert sorted(members[::2]) == [b"anna", b"ben"]
     assert members[1::2] == [b"{}", b"{}"]

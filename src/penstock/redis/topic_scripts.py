@@ -338,10 +338,10 @@ class TopicScripts(ScriptCaller):
         about: bytes,
         ttl_ms: int,
         version: bytes = b"",
-    ) -> list[bytes] | None:
-        """Record a heartbeat: the version of the list of members; None: no topic.
+    ) -> list[Reply] | None:
+        """Record a heartbeat: version of the list of members, facts of the topic; None: no topic.
 
-        Unless it is the known one, all who live follow, and what they say of themselves.
+        Unless the version is the known one, all who live follow, and what they say of themselves.
         """
         keys = (members, member_info, meta)
         return await self.run("beat_member", keys, (member, about, ttl_ms, version))

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 import random
 import threading
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
+from typing import Final
 from urllib.parse import quote
 
 from penstock.errors import ServerError
@@ -22,6 +24,12 @@ __all__ = ["Beat", "HeartbeatThread"]
 
 logger = logging.getLogger(__name__)
 quiet = RateLimitedLog(logger)
+
+# So many beats come together, the next ones at another time: a thread that computes for long would
+# keep the event loop of the process from its work.
+_TOGETHER: Final = 16
+_SPREAD: Final = 0.618
+"""Multiples of the golden section divide an interval evenly, however many there are."""
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -56,6 +64,7 @@ class HeartbeatThread(Service):
         self._end: asyncio.Event | None = None
         self._over = False
         self._phase = random.uniform(0, 3_600)  # noqa: S311  so that not all processes beat at once
+        self._numbers = itertools.count()
         self._failure_in_beat: BaseException | None = None
 
     def trouble(self) -> str | None:
@@ -131,12 +140,12 @@ class HeartbeatThread(Service):
             if beat not in self._beats or self._loop is None:
                 return
             task = self._beats[beat] = self._loop.create_task(
-                self._repeat(beat), name=f"beat {beat.name}"
+                self._repeat(beat, next(self._numbers)), name=f"beat {beat.name}"
             )
         self._tasks.add(task)
         task.add_done_callback(self._beat_ended)
 
-    async def _repeat(self, beat: Beat) -> None:
+    async def _repeat(self, beat: Beat, number: int) -> None:
         failures = 0
         try:
             while True:
@@ -153,7 +162,7 @@ class HeartbeatThread(Service):
                         beat.name,
                         error,
                     )
-                wait_s = self._until_next(beat.every_s)
+                wait_s = self._until_next(beat.every_s, number)
                 await asyncio.sleep(min(retry_delay_s(failures), wait_s) if failures else wait_s)
         finally:
             self._troubles.pop(beat, None)
@@ -166,9 +175,10 @@ class HeartbeatThread(Service):
             if self._end is not None:
                 self._end.set()
 
-    def _until_next(self, every_s: float) -> float:
-        """Seconds until the next beat: beats that come as often come together."""
-        return every_s - (asyncio.get_running_loop().time() + self._phase) % every_s
+    def _until_next(self, every_s: float, number: int) -> float:
+        """Seconds until the next beat: a few beats that come as often come together."""
+        phase_s = self._phase + number // _TOGETHER * _SPREAD * every_s
+        return every_s - (asyncio.get_running_loop().time() + phase_s) % every_s
 
     # ---- small parts
 

@@ -9,7 +9,6 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, Protocol
 
-from penstock.clock import SYSTEM_CLOCK
 from penstock.delivery.looking import is_wrong_type
 from penstock.delivery.threads import HandlerThreads
 from penstock.errors import OutOfMemory, PenstockError, ServerError, TopicError
@@ -19,7 +18,6 @@ from penstock.redis.codec import Codec
 from penstock.runtime.backoff import retry_delay_s
 from penstock.runtime.heartbeat_thread import Beat, HeartbeatThread
 from penstock.runtime.service import Service
-from penstock.runtime.waiting import happens_within
 from penstock.topics.barrier import Barriers
 from penstock.topics.crowd import crowd_of
 from penstock.topics.dead_letters import DeadLetters
@@ -53,8 +51,9 @@ _LAST_WORDS_S = 2.0
 ONE_READER, POLLING = -1, -2
 # Partitions of one subscription that wait on a cluster at the same time, each with a connection.
 _MOST_WAITING = 64
-# Of many consumers in a process each looks at its group less often, so that looking stays cheap.
-_BALANCE_EACH_S = 0.01
+# Of many consumers in a process each looks at its group, and tidies up, less often, so that many
+# stay cheap.
+_BALANCE_EACH_S, _TIDY_EACH_S = 0.01, 0.1
 
 
 class Runner(Protocol):
@@ -181,7 +180,7 @@ class Consumer(Service):
                         group.create_task(keyed.slot(number)) for number in range(keyed.slots)
                     ]
                 self._recovery = Recovery(
-                    work, self._runner, barriers, self._readable, self._reads_ended
+                    *(work, self._runner, barriers, self._readable, self._reads_ended, crowd)
                 )
                 audit = StrayAudit(self._client, lambda: self._serving, self._recovery.in_hand)
                 helpers.append(group.create_task(audit.run(), name=f"{self.name} audit"))
@@ -244,10 +243,12 @@ class Consumer(Service):
             rest_s = (
                 retry_delay_s(failures)
                 if failures
-                else share * min(max(topics.balance_s, len(crowd) * _BALANCE_EACH_S), most_s)
+                else share * min(crowd.interval_s(topics.balance_s, _BALANCE_EACH_S), most_s)
             )
             share = 1.0
-            await happens_within(self.stop_asked, rest_s, SYSTEM_CLOCK)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(rest_s):
+                    await self.stop_asked.wait()
 
     async def _look_for_foreign(self) -> None:
         """While something fails, find out whether keys of another type are the reason.
@@ -272,9 +273,10 @@ class Consumer(Service):
 
         The owner of the first one sees to the dead letters, and to the Java library's lists.
         """
-        every_s = self._client.settings.topics.janitor_s
+        janitor_s, crowd = self._client.settings.topics.janitor_s, crowd_of(self._client)
         # Not all consumers of a process at the same time.
-        await asyncio.sleep(every_s * (1 + random.random()))  # noqa: S311
+        share = 1 + random.random()  # noqa: S311
+        await asyncio.sleep(share * crowd.interval_s(janitor_s, _TIDY_EACH_S))
         sweep = PayloadSweep(self._client, self.topic.name)
         while True:
             try:
@@ -300,7 +302,7 @@ class Consumer(Service):
                     )
             except (ServerError, TopicError) as error:
                 self._note(error)
-            await asyncio.sleep(every_s)
+            await asyncio.sleep(crowd.interval_s(janitor_s, _TIDY_EACH_S))
 
     def _began(self, held: Held) -> None:
         """Serve a partition that has become ours."""

@@ -28,7 +28,9 @@ __all__ = ["Mover"]
 MOST_AT_ONCE = 500
 """Messages that one call moves: a few milliseconds of the server's time."""
 ASKED_TOGETHER = 32
-"""Partitions that are looked at with one round trip: in between, messages are handled."""
+"""Partitions whose messages are moved with one round trip: in between, messages are handled."""
+LOOKED_AT_TOGETHER = 256
+"""Partitions of which one round trip tells whether anything waits there."""
 LONGEST_LOOK_S = 1.0
 """How often a partition is looked at even if nothing is due: the server's clock may jump."""
 SHORTEST_LOOK_S = 0.08
@@ -37,8 +39,10 @@ LOOK_PER_PARTITION_S = 0.0025
 """With many partitions a worker looks less often, so that looking stays cheap."""
 
 _WHILE_IT_GROWS_S = 0.05
-_GROWN = -2
-"""The topic is not as it was known."""
+_GROWN, _NONE_WAITS = -2, -1
+"""The topic is not as it was known; no message waits in the partition."""
+_NOTHING: Reply = (0, _NONE_WAITS)
+"""As `move_due` replies where nothing was moved, and nothing waits."""
 
 Place = tuple[str, int]
 """Topic and partition."""
@@ -70,8 +74,11 @@ class Mover(Service):
         self._look_s = LONGEST_LOOK_S
         self._watched: set[Place] = set()
         self._due: dict[Place, float] = {}
+        self._waiting: set[Place] = set()
+        """Where messages wait, as far as it is known. Of other partitions only that is asked."""
         self._wake = asyncio.Event()
-        self._failures = 0
+        self._failures: dict[Place, int] = {}
+        """How often in a row something has failed, where it has."""
 
     def watch(self, topic: str, partitions: int, partitioner: Partitioner | None = None) -> None:
         """Look after all partitions of a topic from now on. May come again with more of them."""
@@ -94,6 +101,7 @@ class Mover(Service):
         """Say that a message of this partition is due in `wait_ms`."""
         self._homes.expect(topic, partition + 1, partitioner)
         place, at = (topic, partition), time.monotonic() + wait_ms / 1000
+        self._waiting.add(place)
         earliest = min(self._due.values(), default=at + 1)
         if at < self._due.get(place, at + 1):
             self._due[place] = at
@@ -105,7 +113,8 @@ class Mover(Service):
         self._wake.set()
 
     def trouble(self) -> str | None:
-        return "delayed messages cannot be moved" if self._failures > 2 else None  # noqa: PLR2004
+        lasts = any(failures > 2 for failures in self._failures.values())  # noqa: PLR2004
+        return "delayed messages cannot be moved" if lasts else None
 
     async def run(self) -> None:
         while not self.stopping:
@@ -114,7 +123,7 @@ class Mover(Service):
             due = [place for place, at in self._due.items() if at <= now]
             if due:
                 try:
-                    await self._move(due[:ASKED_TOGETHER])
+                    await self._look(due)
                 except NotOpen:
                     return  # the client was closed: others will move what is left
                 continue
@@ -130,6 +139,29 @@ class Mover(Service):
                 await self._wake.wait()
         except TimeoutError:
             return
+
+    async def _look(self, due: list[Place]) -> None:
+        """Move what is due; where nothing was waiting, see first whether something is by now."""
+        unknown = [place for place in due if place not in self._waiting]
+        if unknown:
+            await self._look_for_any(unknown[:LOOKED_AT_TOGETHER])
+        waiting = [place for place in due if place in self._waiting]
+        if waiting:
+            await self._move(waiting[:ASKED_TOGETHER])
+
+    async def _look_for_any(self, places: list[Place]) -> None:
+        """Note where messages wait, and when to look at the other partitions again."""
+        asked_at = time.monotonic()
+        for place in places:  # what is nudged from now on is looked at again
+            self._due.pop(place, None)
+        replies = dict(zip(places, await self._ask_for_any(places), strict=True))
+        for place, found in replies.items():
+            if found == 1:
+                self._waiting.add(place)
+                self._look_at(place, asked_at)
+        self._note_all(
+            {place: found or _NOTHING for place, found in replies.items() if found != 1}, asked_at
+        )
 
     async def _move(self, places: list[Place]) -> None:
         """One call for each partition, all at once, and note when each is next."""
@@ -148,10 +180,13 @@ class Mover(Service):
                 await self._homes.look_again(topic)
             except (ServerError, TopicError) as error:
                 quiet.warning(topic, "topic %s grows, and cannot be looked at: %s", topic, error)
-        failed = [reply for reply in replies.values() if isinstance(reply, ServerError)]
-        self._failures = self._failures + 1 if failed else 0
+        self._note_all(replies, asked_at)
+
+    def _note_all(self, replies: dict[Place, Reply], asked_at: float) -> None:
+        """Note for each partition when it is next."""
         for place, reply in replies.items():
             self._note(place, reply, asked_at)
+        failed = [reply for reply in replies.values() if isinstance(reply, ServerError)]
         if failed:
             quiet.warning(
                 type(failed[0]).__name__,
@@ -200,10 +235,14 @@ class Mover(Service):
 
     def _note(self, place: Place, reply: Reply, asked_at: float) -> None:
         if isinstance(reply, ServerError):
-            self._look_at(place, time.monotonic() + retry_delay_s(self._failures))
+            failures = self._failures[place] = self._failures.get(place, 0) + 1
+            self._look_at(place, time.monotonic() + retry_delay_s(failures))
             return
-        moved, next_ms = (0, -1) if isinstance(reply, TopicError) else reply
+        self._failures.pop(place, None)
+        moved, next_ms = _NOTHING if isinstance(reply, TopicError) else reply
         self.moved += moved
+        if next_ms == _NONE_WAITS and place not in self._due:  # nor was it nudged meanwhile
+            self._waiting.discard(place)
         if next_ms == _GROWN:
             self._look_at(place, time.monotonic() + _WHILE_IT_GROWS_S)
         elif next_ms >= 0:
@@ -216,6 +255,15 @@ class Mover(Service):
         self._due[place] = min(at, self._due.get(place, at))
 
     # ---- asking the server
+
+    async def _ask_for_any(self, places: list[Place]) -> list[Reply]:
+        """1 for each partition where messages wait, else 0. As a rule one command for all."""
+        keys = [self._client.keys.partition(*place).delayed for place in places]
+        if not self._client.keys.cluster:
+            (found,) = await self._client.pipeline([("EXISTS", *keys)])
+            if not found or isinstance(found, ServerError):
+                return [found] * len(places)
+        return await self._client.pipeline([("EXISTS", key) for key in keys])
 
     def _call(self, place: Place, known: TopicGeneration, ids: Sequence[bytes] = ()) -> _Call:
         """What is asked of a partition: to move what is due; a look first if its topic grew."""

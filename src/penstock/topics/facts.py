@@ -15,7 +15,15 @@ from penstock.quiet import RateLimitedLog
 from penstock.redis.client import Client
 from penstock.redis.wire import Reply
 
-__all__ = ["MOST_PARTITIONS", "Facts", "Options", "Retention", "ensure_topic", "read_facts"]
+__all__ = [
+    "MOST_PARTITIONS",
+    "Facts",
+    "Options",
+    "Retention",
+    "ensure_topic",
+    "facts_of",
+    "read_facts",
+]
 
 MOST_PARTITIONS = 4096
 _BODIES_LEFT, _BODIES_AT_ONCE = 2, 500
@@ -157,7 +165,13 @@ async def _ask(client: Client, topic: str, *, partitions: int, options: Options 
         life=uuid.uuid4().hex,
         options="" if options is None else msgspec.json.encode(options).decode(),
     )
-    created, count, generation, life, growing_to, switch_ms, stored = reply
+    created, *told = reply
+    return facts_of(client, topic, told, created=bool(created))
+
+
+def facts_of(client: Client, topic: str, told: Reply, *, created: bool = False) -> Facts:
+    """Read what scripts tell of a topic; `TopicError` if its number of partitions is garbled."""
+    count, generation, life, growing_to, switch_ms, stored = told
     if not 0 <= count <= MOST_PARTITIONS:
         raise TopicError(
             f"topic {topic!r} has no readable number of partitions: partitionCount in the hash "
@@ -171,7 +185,7 @@ async def _ask(client: Client, topic: str, *, partitions: int, options: Options 
         growing_to=growing_to if 0 < growing_to <= MOST_PARTITIONS else 0,
         switch_ms=max(0, switch_ms),
         options=read_options(topic, stored),
-        created=bool(created),
+        created=created,
     )
 
 

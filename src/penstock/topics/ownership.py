@@ -19,7 +19,7 @@ from penstock.redis.client import Client
 from penstock.redis.scripts import Scripts
 from penstock.redis.wire import Command
 from penstock.topics.claim import Claim
-from penstock.topics.facts import Facts, open_partitions, read_facts
+from penstock.topics.facts import Facts, facts_of, open_partitions, read_facts
 from penstock.topics.growth import OverdueGrowth
 from penstock.topics.held import Counts, Held
 from penstock.topics.looking import text
@@ -90,6 +90,9 @@ class Ownership:
         """Members and number of partitions for which `_open` and `_share` were computed."""
         self._open: list[int] = []
         self._share = 0
+        self._beaten_at = -math.inf
+        """When the event loop last said that we live. While it does so often enough, the heartbeat
+        thread need not."""
 
     @property
     def group(self) -> str:
@@ -97,12 +100,14 @@ class Ownership:
 
     async def balance(self) -> Facts:
         """Say that we live, see who else does, and take or give up partitions."""
-        facts = await read_facts(self._client, self.topic)
-        if await self._overdue.look(facts):
+        if self._facts is None:  # no member before the group is known
+            await self._register(await read_facts(self._client, self.topic))
+        facts, members = await self._beat()
+        # A topic of the Java library has no life yet.
+        if not facts.life or await self._overdue.look(facts):
             facts = await read_facts(self._client, self.topic)
         self.partitions = facts.partitions
         await self._register(facts)
-        members = await self._beat()
         open_, share = self._share_of(facts.partitions, members)
         kept = [held for held in self.helds.values() if not held.closing]
         for held in sorted(kept, key=lambda one: one.source.partition)[share:]:
@@ -121,16 +126,17 @@ class Ownership:
 
         What fails is tried again with the next beat.
         """
-        helds = list(self.helds.values())
-        stay = scripts.stay_member(
-            members=self._client.keys.topic(self.topic).members(self.group), member=self.name
-        )
-        outcomes = await asyncio.gather(
-            stay, *(held.keep(scripts) for held in helds), return_exceptions=True
-        )
+        signs = [held.keep(scripts) for held in list(self.helds.values())]
+        if time.monotonic() - self._beaten_at >= self._ttl_s / RENEWALS_PER_LEASE:
+            signs.append(self._stay(scripts))
+        outcomes = await asyncio.gather(*signs, return_exceptions=True)
         for outcome in outcomes:
             if isinstance(outcome, BaseException):
                 raise outcome
+
+    async def _stay(self, scripts: Scripts) -> None:
+        members = self._client.keys.topic(self.topic).members(self.group)
+        await scripts.stay_member(members=members, member=self.name)
 
     async def leave(self) -> None:
         """Let the others know at once that we are gone."""
@@ -161,8 +167,8 @@ class Ownership:
             self._shared = (members, partitions)
         return self._open, self._share
 
-    async def _beat(self) -> dict[str, Member]:
-        keys = self._client.keys.topic(self.topic)
+    async def _beat(self) -> tuple[Facts, dict[str, Member]]:
+        keys, sent_at = self._client.keys.topic(self.topic), time.monotonic()
         reply = await self._client.scripts.beat_member(
             members=keys.members(self.group),
             member_info=keys.member_info(self.group),
@@ -174,7 +180,8 @@ class Ownership:
         )
         if reply is None:
             raise TopicMissing(self.topic)
-        version, *listed = reply
+        self._beaten_at = sent_at
+        version, told, *listed = reply
         if listed:
             self._members = {
                 text(name): read_member(about)
@@ -183,7 +190,7 @@ class Ownership:
             # Those of earlier versions of Penstock are replaced by others without a sign.
             all_tell = all(member.versions for member in self._members.values())
             self._version = version if all_tell else b""
-        return self._members
+        return facts_of(self._client, self.topic, told), self._members
 
     async def _take(self, wanted: int, free: list[int], members: dict[str, Member]) -> None:
         # Everybody begins somewhere else, so that consumers who start together do not collide.

@@ -217,8 +217,9 @@ class Reader:
         if self.trouble:
             return _LEAST_BLOCK_S
         sure_s = min(held.deadline for held in helds) - time.monotonic()
-        crowd_s = min(_BLOCK_EACH_S * len(self._crowd), _MOST_BLOCK_S)
-        block_s = max(_LEAST_BLOCK_S, min(max(_BLOCK_SHARE * self._poll_s, crowd_s), sure_s))
+        alone_s = _BLOCK_SHARE * self._poll_s
+        crowd_s = self._crowd.interval_s(alone_s, _BLOCK_EACH_S)
+        block_s = max(_LEAST_BLOCK_S, min(crowd_s, max(alone_s, _MOST_BLOCK_S), sure_s))
         busy = [held.buffered for held in self._readable() if held not in helds]
         return min(block_s, min(busy) * self._pace.each_s) if busy else block_s
 
@@ -271,6 +272,9 @@ class Reader:
     def _plan(self) -> tuple[list[Held], int]:
         """From which partitions to read, and how many messages from each."""
         readable = self._readable()
+        if not self._room.is_open:
+            for held in self._helds():
+                held.give_back()
         if not readable or not self._room.is_open:
             return [], 0
         count = max(self._pace.least, min(self._pace.count, self._fetch // len(readable)))

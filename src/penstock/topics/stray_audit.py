@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable
 from penstock.errors import ServerError
 from penstock.quiet import RateLimitedLog
 from penstock.redis.client import Client
+from penstock.topics.crowd import crowd_of
 from penstock.topics.held import Held
 from penstock.topics.recovery import InHand
 
@@ -18,6 +19,8 @@ __all__ = ["StrayAudit"]
 quiet = RateLimitedLog(logging.getLogger(__name__))
 
 _PAGE = 1_000
+# Of many consumers in a process each looks less often, so that looking stays cheap.
+_AUDIT_EACH_S = 0.1
 
 
 class StrayAudit:
@@ -39,14 +42,14 @@ class StrayAudit:
         in_hand: Callable[[Held], InHand],
     ) -> None:
         self._client, self._helds, self._in_hand = client, helds, in_hand
-        self._every_s = client.settings.topics.audit_s
+        self._every_s, self._crowd = client.settings.topics.audit_s, crowd_of(client)
         self._oldest: dict[Held, bytes] = {}
 
     async def run(self) -> None:
-        """Look every `topics.audit_s` seconds until cancelled."""
+        """Look every `topics.audit_s` seconds until cancelled; less often, if there are many."""
         share = random.random()  # noqa: S311  of the first interval: so that consumers take turns
         while True:
-            await asyncio.sleep(self._every_s * share)
+            await asyncio.sleep(share * self._crowd.interval_s(self._every_s, _AUDIT_EACH_S))
             share = 1.0
             try:
                 await self._look()

@@ -1,4 +1,5 @@
--- beat_member: a consumer says that it lives, and learns who else does if that has changed.
+-- beat_member: a consumer says that it lives, and learns what its topic is and, if that has changed,
+-- who else lives.
 --
 -- The list of members has a version, in the field `:version` of what they say of themselves: their
 -- number and the server's time of the change. Consumers of earlier versions of Penstock come and go
@@ -14,11 +15,15 @@
 -- ARGV[3]  int   ms of silence after which a consumer counts as dead
 -- ARGV[4]  str   version of the list that the consumer knows, '' for none
 --
--- Returns  list  version; if the consumer does not know that one, for each member its name and what
---                it says of itself
+-- Returns  list  version; the topic's facts as a list (partitions, -1 if that is no number;
+--                generation; life, '' if it has none yet; partitions it is growing to, 0 if it is
+--                not; ms until it has to have grown; options as JSON); if the consumer does not know
+--                that version, for each member its name and what it says of itself
 --          nil   the topic was deleted; nothing written
 
-if redis.call('EXISTS', KEYS[3]) == 0 then return false end
+local facts = redis.call('HMGET', KEYS[3], 'partitionCount', 'generation', 'life', 'growing',
+  'switchAt', 'options')
+if not facts[1] then return false end
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
 local MANY, is_changed = 1000, false
@@ -45,7 +50,10 @@ if is_changed or string.match(version, '^%d+') ~= tostring(count) then
   version = count .. ':' .. time[1] .. '.' .. time[2] .. ':' .. ARGV[1]
   redis.call('HSET', KEYS[2], ':version', version)
 end
-local answer = {version}
+local switch = 0
+if facts[5] then switch = math.max(0, (tonumber(facts[5]) or 0) - now) end
+local answer = {version, {tonumber(facts[1]) or -1, tonumber(facts[2]) or 1, facts[3] or '',
+  tonumber(facts[4]) or 0, switch, facts[6] or ''}}
 if version ~= ARGV[4] then
   local members = redis.call('ZRANGE', KEYS[1], 0, -1)
   for first = 1, count, MANY do
