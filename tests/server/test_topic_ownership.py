@@ -12,6 +12,7 @@ import pytest
 from penstock.delivery.retries import RetryPolicy
 from penstock.settings import WorkerSettings
 from penstock.testing.eventually import eventually
+from penstock.topics.claim import CONSUMER
 from penstock.topics.message import Message, Outgoing
 
 ONCE = RetryPolicy(max_attempts=1)
@@ -85,17 +86,47 @@ async def test_more_consumers_than_partitions_wait_for_their_turn(app, consume):
 async def test_one_of_two_consumers_handles_all_of_one_partition(app, consume):
     orders = app.topic("orders", type=int)
     seen: list[tuple[str, int]] = []
+    consumers = []
     for name in ("a", "b"):
 
         async def handle(number: int, name: str = name) -> None:
             seen.append((name, number))
 
-        await consume(orders, handle)
+        consumers.append(await consume(orders, handle))
+    await eventually(lambda: not any(one.trouble() for one in consumers))
+    # The one partition goes to the first by name, be it the one that came later.
+    first = min(consumers, key=lambda one: one._ownership.name)
+    await eventually(lambda: first.partitions == [0])
     for n in range(10):
         await orders.send(n)
     await eventually(lambda: len(seen) == 10)
     assert len({name for name, _ in seen}) == 1
     assert [n for _, n in seen] == list(range(10))
+
+
+async def test_a_retry_that_was_due_at_the_takeover_is_handled_once(app, consume):
+    count = 450  # more than a page of what is pending
+    orders = app.topic("orders", partitions=1, type=int)
+    await orders.send_batch(range(count))
+    call, keys = app.redis.call, app.redis.keys.partition("orders", 0)
+    await call("XGROUP", "CREATE", keys.stream, "group", 0)
+    read = ("XREADGROUP", "GROUP", "group", CONSUMER, "STREAMS", keys.stream, ">")
+    [(_, entries)] = await call(*read)
+    await call("ZADD", keys.retry("group"), 1, entries[-1][0])
+    attempts: list[int] = []
+    others_ended = asyncio.Event()
+
+    async def handle(number: int, message: Message) -> None:
+        if number == count - 1:
+            attempts.append(message.attempt)
+            await others_ended.wait()
+
+    consumer = await consume(orders, handle, ordering="none")
+    await eventually(lambda: consumer.counts.handled == count - 1)
+    await eventually(lambda: [held.readable for held in consumer._serving] == [True])
+    others_ended.set()
+    await eventually(lambda: consumer.counts.handled == count)
+    assert attempts == [2]
 
 
 async def test_a_cap_and_a_pin_are_kept(app, consume):

@@ -208,7 +208,7 @@ async def test_what_it_left_is_taken_over_in_order(open_app, place, consume, ord
     await call("HSET", keys.epochs, "group", 1_763_262_000_000_000)
     await call("HSET", keys.epochs, "group:fence", 1_763_262_000_000_001)
     earlier = Earlier(app.redis, keys, "group", "host-4711-0a1b2c3d")
-    epoch = await earlier.acquire(ttl_ms=300)
+    epoch = await earlier.acquire()
     of_topic = app.redis.keys.topic(topic)
     now_ms = round(time.time() * 1000)
     await call("ZADD", of_topic.members("group"), now_ms, earlier.name)
@@ -219,6 +219,7 @@ async def test_what_it_left_is_taken_over_in_order(open_app, place, consume, ord
     ids = [id_ for id_, _ in entries]
     await call("ZADD", keys.retry("group"), now_ms, ids[0])
     await call("HSET", keys.failures("group"), ids[0], json.dumps([FAILURE]))
+    await call("PEXPIRE", earlier.lease, 100)
     seen: list[tuple[str, int]] = []
 
     async def handle(message: Message) -> None:

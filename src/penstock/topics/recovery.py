@@ -12,6 +12,7 @@ from typing import Protocol
 from penstock.quiet import RateLimitedLog
 from penstock.topics.barrier import Barriers
 from penstock.topics.claim import Left
+from penstock.topics.crowd import Crowd
 from penstock.topics.held import Held, Item, entry_id
 from penstock.topics.message import Message
 from penstock.topics.ownership import RENEWALS_PER_LEASE
@@ -24,11 +25,12 @@ quiet = RateLimitedLog(logging.getLogger(__name__))
 
 _PAGE = 200
 _MOST_QUEUED = 1_000
-_LOOK_FOR_ROOM_S = 0.05
+_FIRST_PAUSE_S, _LOOK_FOR_ROOM_S = 0.001, 0.05
 # While all that is due is in hand already.
 _LOOK_AGAIN_S = 0.5
-# Retries that other processes noted (an earlier owner) are found at the latest after this long.
-_LOOK_EVERY_S = 5.0
+# Retries that other processes noted (an earlier owner) are found at the latest after this long; of
+# many consumers in a process each looks less often, so that looking stays cheap.
+_LOOK_EVERY_S, _LOOK_EACH_S = 5.0, 0.1
 
 
 class Runner(Protocol):
@@ -66,9 +68,10 @@ class Recovery:
         barriers: Barriers,
         ready: Callable[[Held], Awaitable[None]],
         reads_ended: Callable[[Held], Awaitable[None]],
+        crowd: Crowd,
     ) -> None:
         self._work, self._runner, self._barriers, self._ready = work, runner, barriers, ready
-        self._reads_ended = reads_ended
+        self._reads_ended, self._crowd = reads_ended, crowd
         self._in_order = work.subscription.keeps_retries_in_order
 
     async def feed(self, held: Held) -> None:
@@ -106,7 +109,8 @@ class Recovery:
 
     async def _until_due(self, held: Held, wait_s: float | None) -> None:
         """Wait for the next retry, be it noted while the server was asked."""
-        at = time.monotonic() + min(_LOOK_EVERY_S if wait_s is None else wait_s, _LOOK_EVERY_S)
+        longest_s = self._crowd.interval_s(_LOOK_EVERY_S, _LOOK_EACH_S)
+        at = time.monotonic() + min(longest_s if wait_s is None else wait_s, longest_s)
         held.retry_at = at if held.retry_at is None else min(at, held.retry_at)
         while not held.closing and (rest := held.retry_at - time.monotonic()) > 0:
             held.retries_changed.clear()
@@ -148,11 +152,14 @@ class Recovery:
                 put(items)
             if not page:
                 return
-            start = f"({page[-1].id.decode()}"
-            while held.is_full(_MOST_QUEUED) and await held.wait_open(_LOOK_FOR_ROOM_S):
-                pass
+            start, pause_s = f"({page[-1].id.decode()}", _FIRST_PAUSE_S
+            # As a rule it is a moment: most of it goes to a key that waits, and is parked.
+            while held.is_full(_MOST_QUEUED) and await held.wait_open(pause_s):
+                pause_s = min(pause_s * 2, _LOOK_FOR_ROOM_S)
 
     def _taken_over(self, held: Held, left: Left) -> Item | None:
+        if left.id in held.returning or left.id in held.begun:
+            return None  # it was due again, and the retry loop has brought it
         if left.wait_ms and not self._in_order:
             held.retry_in(left.id, left.wait_ms / 1000)  # the retry loop brings it back
             return None
