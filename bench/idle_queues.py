@@ -16,13 +16,17 @@ from results import program
 
 SUITE = "idle_queues"
 QUEUES, PROCESSES = 10, 5
-COLUMNS = (
-    Column("first job", "s", 0.3, "<="),
+WAKE_UPS = (
+    Column("first", "s", 0.3, "<="),
     Column("wake-up p50", "ms"),
     Column("wake-up p99", "ms", 10, "<="),
+)
+COLUMNS = (
+    *WAKE_UPS,
     Column("commands", "/s", 200, "<="),
     Column("client", "µs/s"),
     Column("server", "µs/s", 10_000, "<="),
+    Column("server, nothing sent", "µs/s"),
 )
 
 
@@ -32,16 +36,17 @@ async def figures(*, quick: bool) -> AsyncIterator[Figure]:
 
 
 async def _idle(
-    workers: int, queues: int, processes: int, arena: Arena, quick: bool
+    workers: int, queues: int, topics: int, processes: int, arena: Arena, quick: bool
 ) -> dict[str, float]:
     seconds, jobs = (3, 200) if quick else (8, 1_000)
-    return await arena.run(program("idle_workers", workers, queues, processes, seconds, jobs))
+    sizes = workers, queues, topics, processes
+    return await arena.run(program("idle_workers", *sizes, seconds, jobs))
 
 
 ITEMS = (
     Item(
         {
-            f"{workers} workers of {QUEUES} queues": partial(_idle, workers, QUEUES, PROCESSES)
+            f"{workers} workers of {QUEUES} queues": partial(_idle, workers, QUEUES, 0, PROCESSES)
             for workers in (10, 25, 50, 100)
         },
         COLUMNS,
@@ -49,10 +54,25 @@ ITEMS = (
     ),
     Item(
         {
-            f"1 worker of {queues} queues with lanes": partial(_idle, 1, queues, 1)
+            f"1 worker of {queues} queues with lanes": partial(_idle, 1, queues, 0, 1)
             for queues in (10, 50, 100, 200)
         },
         COLUMNS,
         barred=("1 worker of 200 queues with lanes",),
+    ),
+    Item(
+        {
+            f"1 worker of {each} queues and {each} subscriptions": partial(_idle, 1, each, each, 1)
+            for each in (10, 50, 100, 200)
+        },
+        (
+            *WAKE_UPS,
+            Column("message p50", "ms"),
+            Column("message p99", "ms", 10, "<="),
+            Column("connections", ""),
+            # What idle subscriptions cost has bars of its own, in suite `sizes`.
+            *(Column(one.name, one.unit) for one in COLUMNS[len(WAKE_UPS) :]),
+        ),
+        barred=("1 worker of 200 queues and 200 subscriptions",),
     ),
 )

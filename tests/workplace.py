@@ -40,14 +40,19 @@ class Workplace:
                 await app.close()
 
     async def open(
-        self, *, codec: CodecSettings | None = None, grace_s: float = 1.0, **queues: Any
+        self,
+        *,
+        codec: CodecSettings | None = None,
+        grace_s: float = 1.0,
+        worker_poll_s: float = 0.2,
+        **queues: Any,
     ) -> Penstock:
         """Another program, as far as the server can tell."""
         settings = Settings(
             url=self._url,
             namespace=self._namespace,
             queues=QueueSettings(**{**QUICK, **queues}),
-            worker=WorkerSettings(grace_s=grace_s, poll_s=0.2),
+            worker=WorkerSettings(grace_s=grace_s, poll_s=worker_poll_s),
             codec=codec or CodecSettings(),
         )
         app = Penstock(settings=settings)

@@ -40,22 +40,27 @@ def with_queues(app, names, ran):
 
 @asynccontextmanager
 async def scripts_called(*apps):
-    """Count the scripts that applications call: by application and name."""
+    """Count the scripts that applications call, and whether keys exist: by application and name."""
     called: Counter[tuple[int, str]] = Counter()
     for number, app in enumerate(apps):
-        scripts = app.redis.scripts
-        run = scripts.run
+        scripts, client = app.redis.scripts, app.redis
+        run, call = scripts.run, client.call
 
         async def counted(name, *rest, run=run, number=number, **more):
             called[number, name] += 1
             return await run(name, *rest, **more)
 
-        scripts.run = counted
+        async def asked(*command, call=call, number=number, **more):
+            if command[0] == "EXISTS":
+                called[number, "EXISTS"] += 1
+            return await call(*command, **more)
+
+        scripts.run, client.call = counted, asked
     try:
         yield called
     finally:
         for app in apps:
-            del app.redis.scripts.run
+            del app.redis.scripts.run, app.redis.call
 
 
 @asynccontextmanager
@@ -111,6 +116,8 @@ async def test_an_idle_worker_sends_few_commands_however_many_queues_it_has(
             await asyncio.sleep(4)  # the time of the measurement
         # Ten a second are the looks of the only process that tends the queues.
         assert seen.total() < 4 * (10 + 5 * 2.5), seen
+        # Most of them only ask whether there are keys.
+        assert seen["EVALSHA"] < 4 * (2 + 5 * 1.5), seen
 
 
 async def test_a_worker_needs_few_connections_however_many_queues_it_has(start_server, namespace):
@@ -234,7 +241,7 @@ async def test_one_process_at_a_time_looks_after_a_queue(workplace):
     first = await tender_of(apps[0], "mail")
     async with scripts_called(*apps) as called:
         await eventually(lambda: called.most_common(1)[0][1] >= 20 if called else False)
-        looks = Counter({who: n for (who, name), n in called.items() if name == "tend_queues"})
+        looks = Counter({who: n for (who, name), n in called.items() if name == "EXISTS"})
     assert [who for who, count in looks.items() if count >= 10] == [0]
     await workplace.stop(workers[0])  # it leaves the queue to another at once
     await eventually(lambda: _changed(apps[1], first), 0.5)
@@ -242,6 +249,23 @@ async def test_one_process_at_a_time_looks_after_a_queue(workplace):
 
 async def _changed(app, old):
     return await tender_of(app, "mail") not in (None, old)
+
+
+async def test_one_process_takes_over_all_queues_of_one_that_stops(start_server, namespace):
+    """Else each would send looks of its own, ever more of them with every deploy."""
+    server = start_server("valkey")
+    names = [f"q{number}" for number in range(20)]
+    async with Workplace(server.url, namespace) as place:
+        apps = [await place.open() for _ in range(5)]
+        workers = []
+        for app in apps:
+            with_queues(app, names, [])
+            workers.append(await place.start(app))
+        for worker in workers[:3]:
+            await idle(apps[-1], *names)
+            tenders = {await tender_of(apps[-1], name) for name in names}
+            assert len(tenders) == 1, tenders
+            await place.stop(worker)
 
 
 async def test_a_tender_that_is_gone_is_replaced_when_its_lease_ends(workplace):
@@ -309,6 +333,24 @@ async def test_a_foreign_key_in_place_of_the_wake_ups_harms_no_queue(workplace):
         await task.send(2)
     await eventually(lambda: len(ran) == 4)
     assert await app.redis.call("GET", keys.wakeup) == b"foreign"
+
+
+@pytest.mark.parametrize("key", ["high", "delayed"])
+async def test_every_process_reports_a_foreign_key_that_one_has_found(workplace, key):
+    apps = [await workplace.open(silence_s=0.5) for _ in range(3)]
+    workers = []
+    for app in apps:
+        (note,) = with_queues(app, ["mail"], [])
+        workers.append(await workplace.start(app))
+    await idle(apps[0], "mail")
+    keys = note.queue.keyring
+    name = keys.delayed if key == "delayed" else keys.list_of(key)
+    await apps[0].redis.call("SET", name, "foreign")
+    for worker in workers:
+        await eventually(lambda worker=worker: name in str(worker.readiness().reasons))
+    await apps[0].redis.call("DEL", name)
+    for worker in workers:
+        await eventually(lambda worker=worker: worker.readiness().ready)
 
 
 async def test_a_paused_queue_wakes_nobody(workplace):

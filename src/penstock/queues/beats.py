@@ -27,7 +27,8 @@ class _Sign(NamedTuple):
 class QueueBeats:
     """Gathers the signs of life of all workers of a process. To be used in the heartbeat thread.
 
-    On a cluster queues do not share a slot, so each gets a command of its own.
+    On a cluster queues do not share a slot, so each gets a command of its own; those for one node
+    leave together, and a node that is away holds up no sign to another.
     """
 
     def __init__(self, *, cluster: bool) -> None:

@@ -42,9 +42,12 @@ _ENDS_UNDER_WAY = 2
 _LOOK_AGAIN_AFTER_S = (0.5, 2.0, 10.0)
 _SURPLUS_S = 1.0
 _SOON_S = 0.2
+# A worker without jobs skips a sign of life if the next one comes in time by this share of
+# `queues.silence_s`, or by a second or half of the silence, whichever is less.
+_SPARE, _SPARE_S = 0.3, 1.0
 _LONGEST_NUMBER = 19
 DEAD = -1
-UNTENDED = 2
+_UNTENDED, _FOREIGN = 2, 4
 PASSED_OVER = "passed_over"
 """What a job in hand is counted as that had ended before it was begun."""
 
@@ -88,6 +91,8 @@ class Hand:
         """Called when no process seems to tend the queue."""
         self.when_lost: Callable[[], None] = lambda: None
         """Called when it turns out that we were given up as dead."""
+        self.when_foreign: Callable[[bool], None] = lambda _: None
+        """Called when a key of the queue is of another type, and when that is over."""
         self.has_cancelled = False
         """Whether there are jobs on the lists that were cancelled."""
         self.meets_suspects = False
@@ -119,6 +124,7 @@ class Hand:
         self._strays: list[JobContext] = []
         """Jobs in hand that were not known here, found and not yet handed on."""
         self._server_ms, self._as_of = 0, time.monotonic()
+        self._was_foreign = False
         self._beats = beats or QueueBeats(cluster=client.keys.cluster)
         self._settings = queues = client.settings.queues
         self._keep_ms = round(queues.keep_s * 1000)
@@ -157,16 +163,20 @@ class Hand:
     async def beat(self, scripts: Scripts) -> None:
         """Say that we live. Runs in the heartbeat thread, on its connection.
 
-        Without jobs in hand it may be said half as often as it must: there is nothing to return.
+        Without jobs in hand it is said more rarely: there is nothing to return.
         """
+        silence_s = self._settings.silence_s
         left_s = self.pulse.alive_until - time.monotonic() - self._settings.beat_s
-        if not self.jobs and left_s >= self._settings.silence_s / 2:
+        if not self.jobs and left_s >= max(_SPARE * silence_s, min(_SPARE_S, silence_s / 2)):
             return
 
         async def send(paused_ms: int) -> bool:
             answer = await self._beats.give(scripts, self.keys, self.worker, paused_ms)
-            if answer == UNTENDED:
+            if answer & _UNTENDED:
                 self.loop.call_soon_threadsafe(self.when_untended)
+            if answer & _FOREIGN or self._was_foreign:
+                self._was_foreign = bool(answer & _FOREIGN)
+                self.loop.call_soon_threadsafe(self.when_foreign, self._was_foreign)
             return bool(answer)
 
         if not await self.pulse.give(send):

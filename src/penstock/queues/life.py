@@ -96,7 +96,7 @@ class Life:
         beats_s = _BEATS_FIRST * self._settings.beat_s
         self._reap_from = time.monotonic() + min(beats_s, self._settings.silence_s)
         self.foreign = ""
-        """Which of the queue's lists hold something of another type."""
+        """Which of the queue's keys hold something of another type."""
         self._failures = 0
         self._fatal: BaseException | None = None
         self._calls: set[asyncio.Task[None]] = set()
@@ -144,7 +144,8 @@ class Life:
         stopping.add_done_callback(lambda _: self._news.set())
         self._tender.add(self)
         self._hand.when_lost = self._news.set
-        self._hand.when_untended = partial(self._tender.look_soon, self._queue.name)
+        self._hand.when_untended = self._tender.take_over
+        self._hand.when_foreign = partial(self._tender.note_foreign, self._queue.name)
         try:
             await self._fetch()
             await self._rely_on_others()
@@ -494,7 +495,7 @@ class Life:
                 self.troubled(error)
 
     async def report_foreign_keys(self, *, found: bool) -> None:
-        """Report lists of the queue that another program has made something else of.
+        """Report keys of the queue that another program has made something else of.
 
         What can be claimed is; jobs that belong there wait until somebody moves the key away.
         """
@@ -502,7 +503,11 @@ class Life:
             return
         self._types_after = time.monotonic() + _TYPES_S
         keys = self._hand.keys
-        expected = dict.fromkeys(map(keys.list_of, FIXED), RedisType.LIST)
+        expected = {
+            **dict.fromkeys((*map(keys.list_of, FIXED), keys.ring), RedisType.LIST),
+            **dict.fromkeys((keys.delayed, keys.parked), RedisType.ZSET),
+            keys.state: RedisType.HASH,
+        }
         try:
             kinds = await ask_typed(self._client, type_commands(expected))
         except ServerError as error:

@@ -14,6 +14,7 @@ from typing import Any, Protocol
 
 from penstock.clock import SYSTEM_CLOCK
 from penstock.errors import NotOpen, ServerError
+from penstock.queues.lanes import FIXED
 from penstock.queues.raw_pushes import RawPushes
 from penstock.quiet import RateLimitedLog
 from penstock.redis.client import Client
@@ -27,19 +28,21 @@ __all__ = ["Member", "Tender"]
 logger = logging.getLogger(__name__)
 quiet = RateLimitedLog(logger)
 
-_CAN_CLAIM, _WOKEN, _SILENT, _FOREIGN, _PLAIN = 1, 2, 4, 8, 16
+_CAN_CLAIM, _WOKEN, _SILENT, _FOREIGN, _PLAIN, _EMPTY = 1, 2, 4, 8, 16, 32
 _ELSEWHERE = -1
 # A lease lasts for this share of `queues.silence_s`, so that a dead tender has a successor before
-# anybody counts as dead: idle workers learn with every other sign of life that there is none.
+# anybody counts as dead: idle workers learn with their signs of life that there is none.
 _LEASE_SHARE, _LONGEST_LEASE_S = 0.4, 2.0
 _SHORTEST_S, _LONGEST_S = 0.001, 60.0
 _FIRST_PAUSE_S = 0.02
 # Queues of one call: more would stop the server for too long.
 _TOGETHER = 100
-# Silent workers are looked for so often, as a share of `queues.silence_s`; at least once per beat.
+# Silent workers are looked for no more often than this, as a share of `queues.silence_s`.
 _REAP_SHARE = 0.1
 _SWEEP_S = 30.0
 _LEAVE_S = 0.5
+# Queues that are left within this time are left together.
+_GATHER_S = 0.005
 
 
 class Member(Protocol):
@@ -77,13 +80,37 @@ class _Queue:
     members: list[Member] = field(default_factory=list[Member])
     is_ours: bool = False
     """Whether this process tends it."""
+    is_empty: bool = False
+    """Whether none of the keys existed in which jobs wait."""
+    is_looked_at: bool = False
+    """Whether a look is under way."""
+    must_look: bool = False
+    """Whether to look at it as soon as none is, whatever the one under way finds."""
     next_at: float = 0.0
-    """When to look at it again."""
+    """When to look for jobs again."""
+    renew_at: float = 0.0
+    """When to renew the lease, and to look for silent workers."""
     errand: asyncio.Task[None] | None = None
     sweep_at: float = 0.0
     was_foreign: bool = False
-    was_troubled: bool = False
+    failures: int = 0
+    """How often in a row it could not be looked at."""
     raw_pushes: RawPushes | None = None
+    places: tuple[str, ...] = ()
+    """Keys of which one exists if a job waits, is due or will be."""
+
+    def __post_init__(self) -> None:
+        keys = self.keys
+        self.places = (*map(keys.list_of, FIXED), keys.ring, keys.delayed, keys.parked)
+
+    @property
+    def due_at(self) -> float:
+        """When to begin a look at it."""
+        if self.is_looked_at:
+            return math.inf
+        if self.must_look:
+            return 0.0
+        return min(self.next_at, self.renew_at) if self.is_ours else self.next_at
 
     def stop_hearing(self) -> None:
         """Leave pushes of other programs to whoever tends the queue."""
@@ -99,7 +126,8 @@ class Tender(Service):
     a worker if jobs can be claimed of which no worker was told, returns the jobs of dead workers,
     and reports keys of another type. All others sleep: whatever the number of workers, an idle
     queue costs one look per `poll_s`, and the looks at all queues of a process are one command
-    (on a cluster one for each queue).
+    (on a cluster one for each queue). While a queue is empty, that command only asks whether its
+    keys exist; twice per lease a script looks at all there is.
     """
 
     restartable = True
@@ -109,14 +137,16 @@ class Tender(Service):
         self._client, self._name = client, name
         settings = client.settings.queues
         self._poll_s = settings.poll_s
-        self._lease_s = min(_LONGEST_LEASE_S, _LEASE_SHARE * settings.silence_s)
+        lease_s = min(_LONGEST_LEASE_S, _LEASE_SHARE * settings.silence_s)
+        self._lease_s = max(lease_s, 2 * self._poll_s)
         self._reap_every_s = min(_REAP_SHARE * settings.silence_s, settings.beat_s)
         self._queues: dict[str, _Queue] = {}
         self._changed = asyncio.Event()
-        self._reap_at = 0.0
-        """When to look for silent workers next."""
+        self._left: list[_Queue] = []
+        """Queues without members, about to be left to others together."""
+        self._looks: set[asyncio.Task[None]] = set()
         self._errands: set[asyncio.Task[None]] = set()
-        self._failures = 0
+        self._broken: BaseException | None = None
 
     def add(self, member: Member) -> None:
         """Look after a member's queue from now on, if no other process does."""
@@ -132,65 +162,106 @@ class Tender(Service):
         queue.members.remove(member)
         if not queue.members:
             del self._queues[member.keys.queue]
-            await self._leave([queue])
+            self._left.append(queue)
+            await asyncio.sleep(_GATHER_S)
+            left, self._left = self._left, []
+            await self._leave(left)
 
     def look_soon(self, name: str) -> None:
-        """No process seems to tend a queue."""
+        """Look at a queue now: there may be something to be done."""
         if (queue := self._queues.get(name)) is not None:
-            queue.next_at = 0.0
+            queue.must_look = True
             self._changed.set()
+
+    def take_over(self) -> None:
+        """No process tends one of the queues; most often that goes for others, too."""
+        for queue in self._queues.values():
+            queue.must_look |= not queue.is_ours
+        self._changed.set()
+
+    def note_foreign(self, name: str, found: bool) -> None:
+        """The tender of a queue has found keys of another type, or finds none any more."""
+        queue = self._queues.get(name)
+        if queue is not None and not queue.is_ours:
+            self._report_foreign(queue, found=found)
 
     def ask_to_stop(self) -> None:
         super().ask_to_stop()
         self._changed.set()
 
     async def run(self) -> None:
+        self._broken = None
         try:
-            with suppress(NotOpen):  # the client was closed: others look after the queues
-                while not self.stopping:
-                    self._changed.clear()
-                    if due := self._due():
-                        await self._look(due)
-                    pause_s = min(_LONGEST_S, max(_SHORTEST_S, self._next_at() - time.monotonic()))
-                    await happens_within(self._changed, pause_s, SYSTEM_CLOCK)
+            while not self.stopping:
+                self._changed.clear()
+                self._look()
+                next_at = min((one.due_at for one in self._queues.values()), default=math.inf)
+                pause_s = min(_LONGEST_S, max(_SHORTEST_S, next_at - time.monotonic()))
+                await happens_within(self._changed, pause_s, SYSTEM_CLOCK)
+                if self._broken is not None:
+                    raise self._broken
         finally:
-            for errand in self._errands:
-                errand.cancel()
-            await asyncio.gather(*self._errands, return_exceptions=True)
+            tasks = (*self._looks, *self._errands)
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
             await self._leave(self._queues.values())
 
     # ---- when to look at what
 
-    def _due(self) -> list[_Queue]:
-        """What is to be looked at now, with what is to be looked at soon: as one command."""
+    def _look(self) -> None:
+        """Look at what is due, with what is due soon: as one command."""
         now = time.monotonic()
-        if self._next_at() > now:
-            return []
         soon = now + self._poll_s / 2
-        is_reaping = now >= self._reap_at
-        return [
-            one
-            for one in self._queues.values()
-            if one.next_at <= soon or (is_reaping and one.is_ours)
-        ]
+        due = [one for one in self._queues.values() if one.due_at <= soon]
+        if not any(one.due_at <= now for one in due):
+            return
+        with_workers = any(one.renew_at <= soon for one in due)
+        # Leases are renewed together, so that the next time they are due together.
+        renewed = soon + self._lease_s / 4 if with_workers else soon
+        glances, looks = list[_Queue](), list[_Queue]()
+        for queue in self._queues.values():
+            if queue.is_ours and queue.renew_at <= renewed and not queue.is_looked_at:
+                looks.append(queue)
+            elif queue.due_at <= soon:
+                is_quiet = queue.is_ours and queue.is_empty and not queue.must_look
+                (glances if is_quiet else looks).append(queue)
+        for some in self._together(glances):
+            self._start_look(self._glance_at(some), some)
+        for some in self._together(looks):
+            self._start_look(self._look_at(some, with_workers=with_workers), some)
 
-    def _next_at(self) -> float:
-        next_at = min((one.next_at for one in self._queues.values()), default=math.inf)
-        is_tender = any(one.is_ours for one in self._queues.values())
-        return min(next_at, self._reap_at) if is_tender else next_at
-
-    async def _look(self, queues: Sequence[_Queue]) -> None:
-        now = time.monotonic()
-        with_workers = now >= self._reap_at
-        if with_workers:
-            self._reap_at = now + self._reap_every_s
+    def _together(self, queues: Sequence[_Queue]) -> list[Sequence[_Queue]]:
+        """What one command may look at."""
         size = 1 if self._client.keys.cluster else _TOGETHER
-        parts = [queues[first : first + size] for first in range(0, len(queues), size)]
-        looks = (self._look_at(part, with_workers=with_workers) for part in parts)
-        failed = any(error is not None for error in await asyncio.gather(*looks))
-        self._failures = self._failures + 1 if failed else 0
+        return [queues[first : first + size] for first in range(0, len(queues), size)]
 
-    async def _look_at(self, queues: Sequence[_Queue], *, with_workers: bool) -> ServerError | None:
+    def _start_look(self, look: Coroutine[Any, Any, None], queues: Sequence[_Queue]) -> None:
+        def ended(task: asyncio.Task[None]) -> None:
+            self._looks.discard(task)
+            for queue in queues:
+                queue.is_looked_at = False
+            if not task.cancelled():
+                self._broken = self._broken or task.exception()
+            self._changed.set()
+
+        for queue in queues:
+            queue.is_looked_at, queue.must_look = True, False
+        task = asyncio.create_task(look, name="tend queues")
+        self._looks.add(task)
+        task.add_done_callback(ended)
+
+    async def _glance_at(self, queues: Sequence[_Queue]) -> None:
+        """See whether queues are still empty, and look at them if any is not."""
+        with suppress(NotOpen, ServerError):  # the look tells what is wrong
+            places = (key for queue in queues for key in queue.places)
+            if await self._client.call("EXISTS", *places) == 0:
+                for queue in queues:
+                    queue.next_at = time.monotonic() + self._watch_raw_pushes(queue, _EMPTY)
+                return
+        await self._look_at(queues, with_workers=False)
+
+    async def _look_at(self, queues: Sequence[_Queue], *, with_workers: bool) -> None:
         try:
             found = await self._client.scripts.tend_queues(
                 keys=[one.keys for one in queues],
@@ -198,28 +269,34 @@ class Tender(Service):
                 lease_ms=round(self._lease_s * 1000),
                 with_workers=with_workers,
             )
+        except NotOpen:
+            self.ask_to_stop()  # the client was closed: others look after the queues
         except ServerError as error:
-            # The first is repeated soon: most often a connection was lost.
-            pause_s = retry_delay_s(self._failures) if self._failures else _FIRST_PAUSE_S
-            later = time.monotonic() + max(self._poll_s, pause_s)
-            for queue in queues:
-                queue.next_at, queue.was_troubled = later, True
-                for member in queue.members:
-                    member.troubled(error)
             quiet.warning(
                 f"tender {type(error).__name__}", "queues cannot be looked after: %s", error
             )
-            return error
-        for queue, flags, wait_ms in zip(queues, found[::2], found[1::2], strict=True):
-            self._learn(queue, flags, wait_ms)
-        return None
+            for queue in queues:
+                self._failed(queue, error)
+        else:
+            for queue, *told in zip(queues, found[::3], found[1::3], found[2::3], strict=True):
+                if queue.members:
+                    self._learn(queue, *told)
+
+    def _failed(self, queue: _Queue, error: ServerError) -> None:
+        # The first is repeated soon: most often a connection was lost.
+        pause_s = retry_delay_s(queue.failures) if queue.failures else _FIRST_PAUSE_S
+        queue.next_at = queue.renew_at = time.monotonic() + max(self._poll_s, pause_s)
+        queue.failures += 1
+        queue.is_empty = False
+        for member in queue.members:
+            member.troubled(error)
 
     # ---- what was found
 
-    def _learn(self, queue: _Queue, flags: int, wait_ms: int) -> None:
+    def _learn(self, queue: _Queue, flags: int, wait_ms: int, silent_in_ms: int) -> None:
         now = time.monotonic()
-        if queue.was_troubled:  # that it is over, every worker learns from a claim
-            queue.was_troubled = False
+        if queue.failures:  # that it is over, every worker learns from a claim
+            queue.failures = 0
             for member in queue.members:
                 member.jobs_wait()
         queue.is_ours = flags != _ELSEWHERE
@@ -227,11 +304,21 @@ class Tender(Service):
             queue.stop_hearing()
             queue.next_at = math.inf  # the next sign of life or claim tells if that has changed
             return
+        queue.is_empty = bool(flags & _EMPTY)
         wait_s = min(self._poll_s, wait_ms / 1000) if wait_ms else self._poll_s
         queue.next_at = now + min(wait_s, self._watch_raw_pushes(queue, flags))
+        if silent_in_ms >= 0:
+            silent_in_s = max(self._reap_every_s, silent_in_ms / 1000)
+            queue.renew_at = now + min(self._lease_s / 2, silent_in_s)
+        elif queue.renew_at <= now:  # a key of another type is in the way
+            queue.renew_at = now + self._reap_every_s
         if flags & _CAN_CLAIM and not flags & _WOKEN:
             for member in queue.members:
                 member.jobs_wait()
+        self._attend(queue, flags, now)
+
+    def _attend(self, queue: _Queue, flags: int, now: float) -> None:
+        """Have a member do what takes more than a look."""
         if queue.errand is None or queue.errand.done():
             if flags & _SILENT:
                 self._start_errand(
@@ -240,11 +327,15 @@ class Tender(Service):
             elif now >= queue.sweep_at:
                 queue.sweep_at = now + _SWEEP_S
                 self._start_errand(queue, (one.sweep_records() for one in queue.members[:1]))
-            elif flags & _FOREIGN or queue.was_foreign:
-                queue.was_foreign = found = bool(flags & _FOREIGN)
-                self._start_errand(
-                    queue, (one.report_foreign_keys(found=found) for one in queue.members)
-                )
+            else:
+                self._report_foreign(queue, found=bool(flags & _FOREIGN))
+
+    def _report_foreign(self, queue: _Queue, *, found: bool) -> None:
+        if (found or queue.was_foreign) and (queue.errand is None or queue.errand.done()):
+            queue.was_foreign = found
+            self._start_errand(
+                queue, (one.report_foreign_keys(found=found) for one in queue.members)
+            )
 
     def _watch_raw_pushes(self, queue: _Queue, flags: int) -> float:
         """Have other programs' pushes heard where there are any; seconds until the next look."""
@@ -275,11 +366,13 @@ class Tender(Service):
 
     async def _leave(self, queues: Iterable[_Queue]) -> None:
         """Let others tend what this process did, at once."""
-        ours = [one for one in queues if one.is_ours]
+        ours = [one for one in queues if one.is_ours or one.is_looked_at]
         for queue in ours:
             queue.is_ours = False
             queue.stop_hearing()
-        with suppress(NotOpen, ServerError, TimeoutError):  # then the lease lapses
+        with suppress(NotOpen, ServerError, TimeoutError):  # then the leases lapse
             async with asyncio.timeout(_LEAVE_S):
-                for queue in ours:
-                    await self._client.scripts.stop_tending(keys=queue.keys, tender=self._name)
+                for some in self._together(ours):
+                    await self._client.scripts.stop_tending(
+                        keys=[one.keys for one in some], tender=self._name
+                    )

@@ -204,7 +204,7 @@ class QueueScripts(ScriptCaller):
         return await self.run("join_queue", (keys.workers,), (worker,))
 
     async def beat_queue(self, *, keys: QueueKeyring, worker: str, paused_ms: int = 0) -> int:
-        """Give a sign of life: 1, 2 if none tends the queue, 0 if the worker was given up."""
+        """Give a sign of life: a sum of 1, 2 if untended, 4 if foreign; 0 if given up."""
         silence_ms = round(self._client.settings.queues.silence_s * 1000)
         return await self.run(
             "beat_queue", (keys.workers, keys.state), (worker, silence_ms, paused_ms)
@@ -247,15 +247,16 @@ class QueueScripts(ScriptCaller):
     async def tend_queues(
         self, *, keys: Sequence[QueueKeyring], tender: str, lease_ms: int, with_workers: bool
     ) -> list[int]:
-        """Look after queues of one slot: for each what was found, and ms; -1 if another does."""
+        """Look after queues of one slot: three numbers for each, -1 first if another does."""
         silence_ms = round(self._client.settings.queues.silence_s * 1000)
         names = [part for one in keys for part in (one.own, one.waiting)]
         told = (tender, lease_ms, silence_ms, int(with_workers), *names)
         return await self.run("tend_queues", (keys[0].state,), told)
 
-    async def stop_tending(self, *, keys: QueueKeyring, tender: str) -> int:
-        """Let another process tend the queue: 1, or 0 if one does."""
-        return await self.run("stop_tending", (keys.state, keys.ring), (tender,))
+    async def stop_tending(self, *, keys: Sequence[QueueKeyring], tender: str) -> int:
+        """Let other processes tend queues of one slot: how many this one did."""
+        own = (one.own for one in keys)
+        return await self.run("stop_tending", (keys[0].state,), (tender, *own))
 
     async def reap_claims(
         self, *, keys: QueueKeyring, worker: str, keep_ms: int, jobs: Sequence[Argument]

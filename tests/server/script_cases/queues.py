@@ -381,7 +381,9 @@ QUEUES = Engine(
                 )
             )
         ],
-        "stop_tending": [call("stop_tending", tender="p")],
+        "stop_tending": [
+            Case(lambda client: client.scripts.stop_tending(keys=[ring(client)], tender="p"))
+        ],
         "find_dead": [call("find_dead", silence_ms=1000, worker="")],
         "open_claims": [call("open_claims", reader="w", worker="z")],
         "watch_schedule": [call("watch_schedule", names=["s"])],

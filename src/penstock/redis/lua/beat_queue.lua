@@ -11,9 +11,8 @@
 -- ARGV[2]  int   ms of silence after which a worker is dead
 -- ARGV[3]  int   longest time in ms for which the worker itself was paused since its last sign
 --
--- Returns   1  noted
---           2  noted, and no process tends the queue
---           0  the worker was given up as dead; nothing written
+-- Returns  int  1 if it is noted, 2 more if no process tends the queue, 4 more if a key of the queue is
+--               of another type; 0 if the worker was given up as dead, and nothing is written
 
 redis.call('ZREM', KEYS[1], '')
 -- Include: time

@@ -17,16 +17,16 @@ local function extend_silence(workers, now, silence_ms, paused_ms)
   end
 end
 
--- Notes a worker's sign of life: 1, 2 if no process tends the queue, or 0 if the worker was given up as
--- dead. One whose last sign was too long ago, and that was not given up, goes on; see above what that
--- means for the others.
+-- Notes a worker's sign of life: a sum of 1, 2 if no process tends the queue and 4 if its tender has
+-- found a key of another type; or 0 if the worker was given up as dead. One whose last sign was too long
+-- ago, and that was not given up, goes on; see above what that means for the others.
 local function note_sign(workers, state, worker, now, silence_ms, paused_ms)
   local last = redis.pcall('ZSCORE', workers, worker)
   if not last then return 0 end
   if type(last) == 'table' then return fault_in('ZSET', workers) end
   if tonumber(last) <= now - silence_ms then extend_silence(workers, now, silence_ms, paused_ms) end
   redis.call('ZADD', workers, now, worker)
-  local tended_until = redis.pcall('HGET', state, 'tended_until')
-  if type(tended_until) == 'table' then return 1 end
-  return (tonumber(tended_until or 0) or 0) > now and 1 or 2
+  local facts = redis.pcall('HMGET', state, 'tended_until', 'foreign')
+  if facts.err then return 1 end
+  return 1 + ((tonumber(facts[1] or 0) or 0) > now and 0 or 2) + (facts[2] and 4 or 0)
 end

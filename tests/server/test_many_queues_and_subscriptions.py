@@ -1,0 +1,59 @@
+"""Two hundred queues with lanes and two hundred subscriptions in one worker process."""
+
+from __future__ import annotations
+
+import asyncio
+
+from tests.workplace import Workplace
+
+from penstock.testing.eventually import eventually
+
+MANY = 200
+LANES = ({}, {"priority": "high"}, {"group": "tenant"})
+RARELY = {"poll_s": 10.0, "silence_s": 600.0, "beat_s": 30.0}
+"""Nothing is found by looking within the time of a test."""
+
+
+def application(app, messages, jobs):
+    for number in range(MANY):
+
+        @app.topic(f"topic-{number}", type=int).subscribe("group")
+        async def handle(value: int) -> None:
+            messages.append(value)
+
+        @app.task(queue=f"queue-{number}", name=f"note-{number}")
+        async def note(value: int) -> None:
+            jobs.append(value)
+
+        yield note
+
+
+def blocked(server):
+    """The commands that wait on the server, and how many connections there are."""
+    lines = str(server.command("CLIENT", "LIST")).splitlines()
+    waiting = [line.partition(" cmd=")[2].split()[0] for line in lines if " flags=b " in line]
+    return waiting, len(lines)
+
+
+async def test_each_of_many_queues_and_subscriptions_is_woken_at_once(start_server, namespace):
+    server, messages, jobs = start_server("valkey"), [], []
+    async with Workplace(server.url, namespace) as place:
+        app = await place.open(worker_poll_s=30.0, **RARELY)
+        tasks = list(application(app, messages, jobs))
+        worker = place.begin(app)
+        await eventually(lambda: worker.readiness().ready, 30)
+        # What is ready waits on the server for all of it, over as few connections as can be.
+        await eventually(lambda: blocked(server)[0].count("xreadgroup") == MANY)
+        waiting, connections = blocked(server)
+        assert 1 <= waiting.count("blpop") <= 2
+        assert connections < MANY + 10
+        for number, task in enumerate(tasks):
+            await app.topic(f"topic-{number}", type=int).send(number)
+            await task.with_options(**LANES[number % len(LANES)]).send(number)
+        await eventually(lambda: len(messages) == len(jobs) == MANY, 30)
+        assert sorted(messages) == sorted(jobs) == list(range(MANY))
+        # Each queue has been woken once: it is, as often as that.
+        for number, task in enumerate(tasks):
+            await task.with_options(**LANES[(number + 1) % len(LANES)]).send(number)
+        await eventually(lambda: len(jobs) == 2 * MANY, 30)
+        assert await asyncio.to_thread(lambda: blocked(server)[1]) < MANY + 10
