@@ -303,6 +303,7 @@ asyncio.run(main())
 """
 
 
+@pytest.mark.faults
 async def test_processes_that_write_at_the_same_time_lose_nothing(tables: Tables, url: str):
     await tables.write(lambda t: [_add("counter", 0)(t), _add("other", 0)(t)])
 
@@ -331,6 +332,7 @@ asyncio.run(main())
 """
 
 
+@pytest.mark.faults
 async def test_a_killed_writer_leaves_what_was_committed_and_nothing_half(tables: Tables, url: str):
     told: set[str] = set()
     for kill_after in (1, 40, 150):

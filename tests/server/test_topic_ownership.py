@@ -189,6 +189,7 @@ async def test_a_partition_is_handed_over_when_its_handler_has_ended(app, consum
 
 
 @pytest.mark.parametrize("ordering", ["partition", "key", "none"])
+@pytest.mark.faults
 async def test_a_rolling_restart_under_load_handles_everything_exactly_once(app, consume, ordering):
     """With one attempt each: nothing is charged that was fetched but not begun."""
     orders = app.topic("orders", partitions=4, type=int)

@@ -28,6 +28,8 @@ from penstock.queues.isolation import ChildDied, ChildPool, ChildTraceback, Isol
 from penstock.testing.eventually import eventually
 from penstock.testing.processes import is_alive
 
+pytestmark = pytest.mark.faults
+
 SHOP = """
     import asyncio, ctypes, os, signal, subprocess, sys, time
     from pathlib import Path

@@ -359,6 +359,7 @@ async def test_a_fenced_process_reaches_nothing_beyond_itself(tmp_path: Path, oc
     assert outcomes == ["True"] * 5 + [str(ocr != "ocr")]
 
 
+@pytest.mark.faults
 async def test_a_file_that_needs_too_much_memory_kills_only_its_child(tmp_path: Path) -> None:
     cap_mb = 256
     bomb = one_page(stream(b" " * (600 << 20), deflated=2))
@@ -430,6 +431,7 @@ async def test_a_part_that_takes_too_long_ends_its_child(tmp_path: Path) -> None
         assert error.error_code == "ERR_PARSE_TIMEOUT"
 
 
+@pytest.mark.faults
 async def test_a_part_that_uses_too_much_processor_time_is_refused_for_good(
     tmp_path: Path,
 ) -> None:
@@ -505,6 +507,7 @@ async def test_a_missing_library_is_told(
     assert "lxml" in str(error)
 
 
+@pytest.mark.faults
 async def test_a_child_is_replaced_after_many_parts_and_when_it_has_grown(
     parsers: Parsers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
