@@ -354,3 +354,22 @@ async def test_a_close_that_is_cancelled_ends_its_connections_all_the_same(
         return b"id=%d " % number not in await other.call("CLIENT", "LIST")
 
     await eventually(is_gone)
+
+
+async def test_where_some_connections_are_refused_the_others_are_not(open_client, start_server):
+    client = await open_client(start_server("valkey", "--maxclients", "24").url)
+    served = 0
+
+    async def hold(length_s):
+        nonlocal served
+        try:
+            async with client.dedicated() as wire:
+                await wire.call("PING")
+                served += 1
+                await asyncio.sleep(length_s)
+        except (PoolExhausted, Unreachable):
+            pass
+
+    for _ in range(5):
+        await asyncio.gather(*(hold(random.uniform(0, 0.05)) for _ in range(100)))
+    assert served

@@ -301,10 +301,14 @@ class Node:
         quiet.warning(f"{self.endpoint} {type(error).__name__}", "cannot connect: %s", error)
 
     async def _open(self) -> Wire:
-        """Open one connection; the caller holds the door, so tries come one at a time."""
-        if self._refused is not None and self._is_recent(self._refused_at):
+        """Open one connection.
+
+        The caller holds the door, so that tries come one at a time, unless the endpoint answers.
+        """
+        refused = self._refused
+        if refused is not None and self._is_recent(self._refused_at):
             await asyncio.sleep(0)  # else a caller that simply repeats would stop the whole loop
-            raise type(self._refused)(*self._refused.args)
+            raise type(refused)(*refused.args)
         self._fail_if_closed()
         self._counters.attempts += 1
         try:
