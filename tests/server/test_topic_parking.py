@@ -146,6 +146,21 @@ async def test_failing_keys_that_are_more_than_may_be_in_flight_delay_no_others(
         assert [attempt for _, attempt in seen] == list(range(1, len(seen) + 1)), key
 
 
+async def test_retries_that_never_pause_leave_half_of_the_time_to_others(
+    open_app, valkey_server, consume
+):
+    app, notes = await open_app(valkey_server), Notes(fails="bad")
+    orders = app.topic("orders", type=int, partitions=1)
+    await orders.send_batch([Outgoing(number, key=f"bad-{number}") for number in range(100)])
+    await orders.send_batch([Outgoing(number, key="fine") for number in range(50)])
+    policy = RetryPolicy(max_attempts=100_000, backoff=Fixed(0))
+    consumer = await consume(orders, notes, ordering="key", retry=policy, max_inflight=20)
+    await eventually(lambda: notes.healthy() == 50, 30)
+    assert consumer.counts.retried > 50
+    notes.fails = ""
+    await eventually(lambda: is_settled(app), 30)
+
+
 async def test_a_failing_key_of_large_messages_leaves_bytes_to_others(
     open_app, valkey_server, consume
 ):

@@ -91,10 +91,12 @@ class Schedules:
         return sorted(views, key=lambda view: (view.paused, view.next_ms or 0, view.name))
 
     async def get(self, name: str) -> ScheduleView:
-        """Return one schedule."""
+        """Return one schedule. One round trip for each queue, however many schedules there are."""
         renew = self._declared.get(name)
-        for view in await self.list(renew().queue if renew else None):
-            if view.name == name:
+        for queue in [renew().queue] if renew else sorted(await self._registered()):
+            facts = await self._client.scripts.look_at_schedule(keys=self._keys(queue), name=name)
+            if facts:
+                (view,) = _read_views(queue, [name.encode(), *facts])
                 return view
         raise QueueError(f"there is no schedule {name!r} on the server")
 
@@ -144,7 +146,9 @@ class Schedules:
 
         Workers that run and still declare it leave it alone; the next that starts brings it back.
         """
-        for queue in await self._queues():
+        renew = self._declared.get(name)
+        own = [renew().queue] if renew else []
+        for queue in (*own, *sorted(await self._registered())):
             if await self._client.scripts.remove_schedule(keys=self._keys(queue), name=name):
                 await self._note(queue, who, "remove schedule", name)
                 return True
@@ -155,9 +159,11 @@ class Schedules:
         return seconds * 1000 + micros // 1000
 
     async def _queues(self) -> list[str]:
+        return sorted({*await self._registered(), *(one.queue for one in self.declared)})
+
+    async def _registered(self) -> set[str]:
         known = await self._client.call("SMEMBERS", self._client.keys.queues().registry)
-        names = {name for name in map(text, known) if is_queue(self._client, name)}
-        return sorted(names | {one.queue for one in self.declared})
+        return {name for name in map(text, known) if is_queue(self._client, name)}
 
     async def _views(self, queue: str) -> list[ScheduleView]:
         views: dict[bytes | int, ScheduleView] = {}

@@ -49,6 +49,10 @@ class ScheduleScripts(ScriptCaller):
         """Tell where schedules stand: the next cursor, then name, next tick, declaration, seen."""
         return await self.run("list_schedules", (keys.schedule, keys.state), (cursor, count))
 
+    async def look_at_schedule(self, *, keys: QueueKeyring, name: str) -> list[bytes | int]:
+        """Tell where one schedule stands: next tick, declaration, seen; nothing if it does not."""
+        return await self.run("look_at_schedule", (keys.schedule, keys.state), (name,))
+
     async def fire_tick(
         self,
         *,

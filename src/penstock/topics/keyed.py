@@ -39,6 +39,10 @@ class KeyedRunner:
         self._in_order = work.subscription.keeps_retries_in_order
         self._loop = asyncio.get_running_loop()
         self._ready: deque[Line] = deque()
+        self._retries: deque[Line] = deque()
+        """Lines that are ready as well, and begin with a message that has failed before."""
+        self._is_turn_of_retries = False
+        """Both take turns: retries that take all the time there is leave half of it to others."""
         self._idle: list[asyncio.Future[None]] = []
         self._lines: dict[Held, dict[bytes, Line]] = {}
         self._active: dict[Held, int] = {}
@@ -76,7 +80,7 @@ class KeyedRunner:
         if held not in self._lines:
             return []
         lines = {
-            *(*self._ready, *self._waiting, *self._aside, *self._running),
+            *(*self._ready, *self._retries, *self._waiting, *self._aside, *self._running),
             *self._lines[held].values(),
         }
         return [
@@ -99,7 +103,7 @@ class KeyedRunner:
         ]
 
     def forget(self, held: Held) -> None:
-        for lines in (self._ready, self._aside):
+        for lines in (self._ready, self._retries, self._aside):
             kept = [line for line in lines if line.held is not held]
             lines.clear()
             lines.extend(kept)
@@ -199,17 +203,16 @@ class KeyedRunner:
     async def _run_lines(self, number: int) -> None:
         ready, running, threads = self._ready, self._running, self._work.threads
         while True:
-            while not ready or (threads is not None and not self._has_place(threads)):
+            while not (ready or self._retries) or (
+                threads is not None and not self._has_place(threads)
+            ):
                 await self._rest()
-            line = ready.popleft()
+            line = self._take_retry() if self._retries else ready.popleft()
             first = line.first
-            if first is None:
-                running[number] = line
-                await self._load(line)
-                running[number] = None
-                continue
-            if line.held.suspects and self._waits_for_turn(line):
-                continue
+            if first is None or line.is_held_up or line.held.suspects:
+                first = await self._prepare(number, line)
+                if first is None:
+                    continue
             running[number] = line
             if not self._handled:
                 self._since = time.monotonic()
@@ -226,6 +229,28 @@ class KeyedRunner:
             else:
                 self._wait(line, wait_s)
 
+    async def _prepare(self, number: int, line: Line) -> Item | None:
+        """The message that a line begins with, in memory; None if it is not its turn after all."""
+        first, threads = line.first, self._work.threads
+        if first is None:
+            self._running[number] = line
+            first = await self._load(line)
+            self._running[number] = None
+            if first is None:
+                return None
+            if threads is not None and not self._has_place(threads):
+                self._ready.appendleft(line)
+                return None
+        if line.held.suspects and self._waits_for_turn(line):
+            return None
+        self._parking[line.held].go_on(line)
+        return first
+
+    def _take_retry(self) -> Line:
+        """Take a line that is ready, one whose retry is due and one of the others by turns."""
+        self._is_turn_of_retries = not self._is_turn_of_retries or not self._ready
+        return (self._retries if self._is_turn_of_retries else self._ready).popleft()
+
     def _wait(self, line: Line, wait_s: float) -> None:
         """Let a line come again later."""
         self._waiting[line] = self._loop.call_later(wait_s, self._due, line)
@@ -235,20 +260,21 @@ class KeyedRunner:
             self._parking[line.held].stall(line)
             self._look_for_crowds(line.held)
 
-    async def _load(self, line: Line) -> None:
-        """Fetch the next messages of a line that has none in memory, and let it go on."""
+    async def _load(self, line: Line) -> Item | None:
+        """Fetch the next messages of a line that has none in memory; the first of them."""
         held, gone = line.held, 0
         if line.parked and not held.closing:
             gone = await self._parking[held].load(line, line.parked)
         if held not in self._lines:
-            return  # the partition was lost
+            return None  # the partition was lost
         if held.closing:
             gone += self._parking[held].abandon(line)
         self._ended(held, gone)
-        if line.items or line.parked:
+        if line.first is None and line.parked:
             self._ready.append(line)
-        elif line.key is not None:
+        elif line.first is None and line.key is not None:
             del self._lines[held][line.key]
+        return line.first
 
     def _has_place(self, threads: HandlerThreads) -> bool:
         """Whether the first line may begin: abandoned calls hold their places.
@@ -258,11 +284,14 @@ class KeyedRunner:
         busy = sum(line is not None and line.first is not None for line in self._running)
         if busy + threads.lost < self.slots:
             return True
-        closing = next((line for line in self._ready if line.held.closing), None)
-        if closing is not None:
-            self._ready.remove(closing)
-            self._ready.appendleft(closing)
-        return closing is not None
+        for lines in (self._ready, self._retries):
+            closing = next((line for line in lines if line.held.closing), None)
+            if closing is not None:
+                lines.remove(closing)
+                self._ready.appendleft(closing)
+                self._is_turn_of_retries = True
+                return True
+        return False
 
     async def _rest(self) -> None:
         if len(self._idle) == self.slots - 1:
@@ -355,7 +384,7 @@ class KeyedRunner:
     def _relieve(self, fed: dict[Held, int]) -> None:
         """Park what waits behind handlers that take long, if slots are free for other keys."""
         self._relief, enough = None, self._enough()
-        has_slots = self._idle and not self._ready
+        has_slots = self._idle and not self._ready and not self._retries
         for held, lines in self._lines.items():
             parking = self._parking[held]
             if held.closing or parking.is_full:
@@ -368,8 +397,7 @@ class KeyedRunner:
 
     def _due(self, line: Line) -> None:
         self._waiting.pop(line).cancel()
-        self._parking[line.held].go_on(line)
-        self._ready.append(line)
+        self._retries.append(line)
         self._wake()
 
     def _hurry(self, held: Held) -> None:
@@ -421,7 +449,7 @@ class KeyedRunner:
             self._look_for_crowds(held)
 
     def _wake(self) -> None:
-        for _ in range(min(len(self._idle), len(self._ready))):
+        for _ in range(min(len(self._idle), len(self._ready) + len(self._retries))):
             idle = self._idle.pop()
             if not idle.done():
                 idle.set_result(None)

@@ -19,6 +19,6 @@ for place = 1, #found, 2 do
   answer[#answer + 1] = name
   answer[#answer + 1] = found[place + 1]
   answer[#answer + 1] = facts[1] or ''
-  answer[#answer + 1] = math.abs(now - (tonumber(facts[2] or 0) or 0)) < 3 * SEEN_MS and 1 or 0
+  answer[#answer + 1] = is_seen(facts[2], now) and 1 or 0
 end
 return answer

@@ -7,3 +7,7 @@ local function seen_in(name) return 'cron_seen:' .. name end
 
 -- A worker notes this often that it declares a schedule; after three times as long nobody does.
 local SEEN_MS = 10000
+
+local function is_seen(seen, now)
+  return math.abs(now - (tonumber(seen or 0) or 0)) < 3 * SEEN_MS
+end
