@@ -1,13 +1,15 @@
 """No script does work that grows with what is stored: every script, with every collection filled.
 
-Each collection is filled with a million entries, one after the other. The server's own time of a
-call counts, by its SLOWLOG: others wait for so long. Which commands a script may use at all is a
-test of its text, in `tests/unit/test_scripts.py`.
+The server's own time of a call counts, by its SLOWLOG: others wait for so long. The quick test fills
+all collections at once and compares two sizes; the long one fills each with a million entries, one
+after the other. Which commands a script may use at all is a test of its text, in
+`tests/unit/test_scripts.py`.
 """
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterator, Sequence
+from importlib.resources import files
 from typing import Any
 
 import pytest
@@ -19,9 +21,16 @@ from penstock.testing.servers import ServerProcess
 
 from .script_cases import ENGINES, Engine
 
+NAMES = sorted(
+    path.name.removesuffix(".lua")
+    for path in files("penstock.redis").joinpath("lua").iterdir()
+    if path.name.endswith(".lua")
+)
 NAMESPACE = "bounds"
-VERY_MANY = 1_000_000
+FEW, MANY, VERY_MANY = 1_000, 20_000, 1_000_000
 LONGEST_US = 5_000
+MOST_GROWTH, NOTHING_US = 5, 400
+"""From few to many entries, a script may take so much longer; this little is never too long."""
 TRIES = 4
 """The best counts: on a busy machine the server may have to wait for the processor."""
 
@@ -123,6 +132,12 @@ async def populate(client: Client, engine: Engine) -> None:
         await engine.begin(client)
 
 
+async def restore(client: Client, engine: Engine) -> None:
+    """Bring back what the script before has taken away; all else stays."""
+    seconds, _ = await client.call("TIME")
+    await client.pipeline(list(engine.populate(client, int(seconds) * 1000)))
+
+
 async def sizes(client: Client) -> dict[str, int]:
     """How many entries each collection has."""
     flat = await client.call("EVAL", SIZES, 0, f"{NAMESPACE}:*")
@@ -152,7 +167,61 @@ def may_grow(name: str, key: str) -> bool:
     return any(part in key for part in GROWING.get(name, ()))
 
 
+def test_every_script_has_a_case_and_no_exception_is_left_over() -> None:
+    cases = {name for engine in ENGINES for name in engine.cases}
+    assert cases == set(NAMES), "a call of each script stands in tests/server/script_cases"
+    assert GROWING.keys() <= cases
+
+
+@pytest.mark.parametrize("engine", ENGINES, ids=lambda one: next(iter(one.cases)))
+async def test_a_script_takes_no_longer_where_more_is_stored(
+    engine: Engine, client: Client
+) -> None:
+    """Those with exceptions are looked at apart, without the collections that they may walk."""
+    await populate(client, engine)
+    keys = await sizes(client)
+    without: dict[tuple[str, ...], list[str]] = {}
+    for name in engine.cases:
+        small = tuple(key for key in keys if may_grow(name, key))
+        without.setdefault(small, []).append(name)
+    slow: dict[str, tuple[int, int]] = {}
+    for small, names in without.items():
+        filled = [key for key in keys if key not in small]
+        suspects = {(name, at) for name in names for at in range(len(engine.cases[name]))}
+        for _ in range(TRIES):
+            took = {
+                count: await times_us(client, engine, suspects, filled, count)
+                for count in (FEW, MANY)
+            }
+            suspects = {
+                one
+                for one in suspects
+                if took[MANY][one] > max(NOTHING_US, MOST_GROWTH * took[FEW][one])
+            }
+            if not suspects:
+                break
+        for one in suspects:
+            slow[f"{one[0]}, case {one[1]}"] = (took[FEW][one], took[MANY][one])
+    assert not slow
+
+
+async def times_us(
+    client: Client, engine: Engine, cases: set[tuple[str, int]], keys: Sequence[str], count: int
+) -> dict[tuple[str, int], int]:
+    """What calls take, with collections of so many entries."""
+    await populate(client, engine)
+    await fill(client, keys, count)
+    took: dict[tuple[str, int], int] = {}
+    for name, at in sorted(cases):
+        await restore(client, engine)
+        left = await sizes(client)
+        await fill(client, [key for key in keys if left.get(key, 0) < 0.9 * count], count)
+        took[name, at] = await longest_us(client, engine.cases[name][at].call)
+    return took
+
+
 @pytest.mark.torture
+@pytest.mark.timeout(1800)
 @pytest.mark.parametrize("engine", ENGINES, ids=lambda one: next(iter(one.cases)))
 async def test_no_script_takes_five_milliseconds_at_a_million_entries(
     engine: Engine, client: Client
@@ -160,20 +229,17 @@ async def test_no_script_takes_five_milliseconds_at_a_million_entries(
     await populate(client, engine)
     slow: dict[str, int] = {}
     for key in await sizes(client):
-        await populate(client, engine)
-        await fill(client, [key], VERY_MANY)
-        for name, cases in engine.cases.items():
-            if may_grow(name, key):
-                continue
-            for number, case in enumerate(cases):
-                took = LONGEST_US + 1
-                for _ in range(TRIES):
-                    if (await sizes(client)).get(key, 0) < VERY_MANY // 2:
-                        await populate(client, engine)
-                        await fill(client, [key], VERY_MANY)
-                    took = min(took, await longest_us(client, case.call))
-                    if took <= LONGEST_US:
-                        break
-                if took > LONGEST_US:
-                    slow[f"{name}, case {number}: {key}"] = took
+        suspects = {
+            (name, at)
+            for name, cases in engine.cases.items()
+            if not may_grow(name, key)
+            for at in range(len(cases))
+        }
+        took: dict[tuple[str, int], int] = {}
+        for _ in range(TRIES):
+            took = await times_us(client, engine, suspects, [key], VERY_MANY)
+            suspects = {one for one in suspects if took[one] > LONGEST_US}
+            if not suspects:
+                break
+        slow |= {f"{name}, case {at}: {key}": took[name, at] for name, at in suspects}
     assert not slow

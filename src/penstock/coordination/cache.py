@@ -6,7 +6,7 @@ import inspect
 import logging
 import math
 import re
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from datetime import timedelta
 from typing import (
     Annotated,
@@ -52,6 +52,8 @@ Bound = float | str
 
 _FOR_EVER: Final = -1
 _CHUNK: Final = 500
+_MOST_BYTES: Final = 4 * 1024 * 1024
+"""Of values that one reply has, unless one alone has more."""
 _PLAIN: Final[tuple[Any, ...]] = (str, bytes, bytearray, memoryview)
 _MOST_COUNT: Final = 2**31 - 1
 _is_bound = re.compile(r"\(?[+-]?(inf|\d+(\.\d*)?([eE][+-]?\d+)?)", re.ASCII).fullmatch
@@ -106,7 +108,7 @@ class Cache:
         return default if data is None else await self._decoded(data, type)
 
     async def get_many(self, keys: Iterable[str], *, type: Any = Any) -> dict[str, Any]:  # noqa: A002
-        """The values that are there, by their keys; one round trip for each 500.
+        """The values that are there, by their keys; a round trip for each 500, more for large ones.
 
         What cannot be read as the `type` is left out and logged: it hides no other value.
         """
@@ -353,14 +355,55 @@ class Cache:
                 raise reply
         return replies
 
+    async def _stored(
+        self, places: Mapping[str, CacheKeys]
+    ) -> AsyncIterator[tuple[str, bytes | CommandRefused | None]]:
+        """What is stored for each key: a round trip for each 500, and more for large values."""
+        names = list(places)
+        for start in range(0, len(names), _CHUNK):
+            chunk = names[start : start + _CHUNK]
+            most = _MOST_BYTES // len(chunk)
+            parts = await self._pipeline(
+                [("GETRANGE", places[key].value, 0, most - 1) for key in chunk], typed=True
+            )
+            large: list[str] = []
+            for key, part in zip(chunk, parts, strict=True):
+                if isinstance(part, CommandRefused):
+                    yield key, part
+                elif len(part) == most:
+                    large.append(key)
+                else:
+                    yield key, part or None  # no value is empty
+            async for key, data in self._large(places, large):
+                yield key, data
+
+    async def _large(
+        self, places: Mapping[str, CacheKeys], names: Sequence[str]
+    ) -> AsyncIterator[tuple[str, bytes | CommandRefused | None]]:
+        """Large values, in pages by their size."""
+        sizes = await self._pipeline([("STRLEN", places[key].value) for key in names], typed=True)
+        pages: list[list[str]] = []
+        room = 0
+        for key, size in zip(names, sizes, strict=True):
+            length = 0 if isinstance(size, CommandRefused) else size
+            if not pages or length > room:
+                pages.append([])
+                room = _MOST_BYTES
+            pages[-1].append(key)
+            room -= length
+        for page in pages:
+            found = await self._pipeline([("GET", places[key].value) for key in page], typed=True)
+            for key, data in zip(page, found, strict=True):
+                yield key, data
+
     async def _read_many(
         self, places: Mapping[str, CacheKeys], decode: Callable[[bytes], Any]
     ) -> tuple[dict[str, Any], dict[str, tuple[CacheKeys, bytes]]]:
         """Read values: those that can be used, and the others with the bytes that cannot be."""
-        replies = await self._pipeline([("GET", one.value) for one in places.values()], typed=True)
         values: dict[str, Any] = {}
         missing: dict[str, tuple[CacheKeys, bytes]] = {}
-        for (key, place), data in zip(places.items(), replies, strict=True):
+        async for key, data in self._stored(places):
+            place = places[key]
             missing[key] = (place, b"")
             if isinstance(data, CommandRefused):
                 self._warn(key, data)

@@ -15,6 +15,7 @@ import msgspec
 from penstock.errors import OutcomeUnknown, ServerError
 from penstock.queues.attempts import begun_item
 from penstock.queues.beats import QueueBeats
+from penstock.queues.job_pages import read_jobs
 from penstock.queues.context import JobContext
 from penstock.queues.counts import Counts
 from penstock.queues.items import Item, read_item
@@ -286,16 +287,24 @@ class Hand:
             if not self._doubt:
                 return
             known, under_way, next_ = set(self.jobs), list(self._under_way), self._first
-            fields = await self._client.call("HGETALL", self.keys.claimed(self.worker))
+            claimed = self.keys.claimed(self.worker)
+            names, unknown = await self._client.call("HKEYS", claimed), list[bytes]()
             self._doubt = False
-            found = len(self._strays)
-            for name, data in zip(fields[::2], fields[1::2], strict=True):
+            for name in names:
                 claim, number = _claim(name), claim_number(name)
                 if claim in known or claim in self.jobs or number >= next_:
                     continue
                 if not any(number in one for one in under_way):
+                    unknown.append(name)
+            found = len(self._strays)
+            try:
+                async for name, data in read_jobs(self._client, claimed, unknown):
+                    claim = _claim(name)
                     job = self.jobs[claim] = JobContext(self, claim, read_item(data, self.codec))
                     self._strays.append(job)
+            except BaseException:
+                self._doubt = True
+                raise
             if found := len(self._strays) - found:
                 self.counts.strays += found
                 quiet.warning(

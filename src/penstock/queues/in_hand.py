@@ -6,6 +6,7 @@ import asyncio
 from typing import Final
 
 from penstock.delivery.looking import ask, text
+from penstock.queues.job_pages import read_jobs
 from penstock.queues.foreign_keys import claims_of
 from penstock.queues.hand import claim_number
 from penstock.queues.items import read_item
@@ -31,17 +32,13 @@ async def read_claims(
     """See `QueueAdmin.claims`."""
     place = keys.claimed(worker)
     claims = sorted(await client.call("HKEYS", place), key=claim_number)[:count]
-    if not claims:
-        return []
-    stored = await client.call("HMGET", place, *claims)
     return [
         ClaimView(
             claim=text(claim),
             worker=worker,
             job=show_job(read_item(data, codec), lane=shown_lane(text(claim.partition(b":")[2]))),
         )
-        for claim, data in zip(claims, stored, strict=True)
-        if data is not None
+        async for claim, data in read_jobs(client, place, claims)
     ]
 
 

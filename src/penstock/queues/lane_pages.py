@@ -12,7 +12,7 @@ from penstock.redis.keys import QueueKeyring
 
 __all__ = ["LanePages"]
 
-_FIRST: Final = 50
+_FIRST: Final = 8
 _MOST: Final = 200
 _PAGE_BYTES: Final = 4 * 1024 * 1024
 """About as much is fetched at a time; what is taken out goes back to the server once more."""

@@ -15,11 +15,8 @@ __all__ = ["LetterPicks", "can_search", "newest_letter", "oldest_letters"]
 
 MOST_IDS: Final = 20
 """Ids that one search looks for: each costs a look at every letter."""
-_FIRST: Final = 20
-_FEWEST: Final = 10
 _MOST: Final = 1_000
-_BYTES: Final = 1024 * 1024
-"""About so many are looked at by one call of the script."""
+"""Letters that one call of the script looks at, and fewer if they are large."""
 _UNNAMED: Final = "letter-"
 """How names begin that are made of a letter's bytes, and so do not stand in it."""
 # What every program writes into JSON as it is. Others may be escaped.
@@ -37,7 +34,7 @@ def can_search(ids: Iterable[str]) -> bool:
 async def newest_letter(client: Client, letters: str, job_id: str) -> Seen | None:
     """The newest letter of a job and how many are before it; None without one.
 
-    A round trip per 1,000 letters or 1 MiB. If the server cannot look for it, all are sent.
+    A round trip per 1,000 letters or 256 KiB. If the server cannot look for it, all are sent.
     """
     async for place, letter in _candidates(client, letters, [job_id]):
         if letter.id == job_id:
@@ -57,20 +54,18 @@ async def oldest_letters(client: Client, letters: str, ids: set[str], choice: Ch
 async def _candidates(client: Client, letters: str, ids: Sequence[str]) -> AsyncIterator[Seen]:
     """Letters that may be those of the jobs, the newest first."""
     needles = ids if can_search(ids) else [""]
-    most = _MOST // (1 + len(needles) // 4)
-    end, count = cast("int", await client.call("LLEN", letters)), _FIRST
+    end = cast("int", await client.call("LLEN", letters))
     while end > 0:
-        first = max(0, end - count)
-        looked, size, *found = await client.scripts.find_letters(
+        first = max(0, end - _MOST)
+        looked, *found = await client.scripts.find_letters(
             letters=letters, first=first, count=end - first, ids=needles
         )
-        pairs = cast("Iterable[tuple[int, bytes]]", zip(found[::2], found[1::2], strict=True))
-        for place, data in reversed(list(pairs)):
+        for place, data in cast(
+            "Iterable[tuple[int, bytes]]", zip(found[::2], found[1::2], strict=True)
+        ):
             yield place, read_letter(data)
         # What is taken away meanwhile lets the others move towards the oldest: none is missed.
-        end = first
-        each = cast("int", size) / max(1, cast("int", looked))
-        count = min(most, max(_FEWEST, round(_BYTES / max(1.0, each))))
+        end -= cast("int", looked)
 
 
 class LetterPicks:

@@ -52,7 +52,10 @@ class QueueLooks:
         return await queue_workers(self._client, queue)
 
     async def claims(self, queue: str, worker: str, count: int = 100) -> list[ClaimView]:
-        """What a worker has in hand, the oldest claims first. Two round trips, O(its claims)."""
+        """What a worker has in hand, the oldest claims first. O(its claims).
+
+        A round trip, and two per page of 100 or fewer.
+        """
         keys = self._keys(queue)
         whole("count", count, 1, MOST_AT_ONCE)
         return await read_claims(self._client, self._codec, keys, worker, count)
@@ -107,9 +110,9 @@ class QueueLooks:
         """Search jobs that have a record: state by state, the newest first.
 
         `name` and `error` are parts of the task's name and of the error's text or class; `since`
-        and `until` say when the state was taken. Two round trips per 100 jobs looked at, 10,000 at
-        most: where few match, a page is short and its cursor goes on. A cursor stays good while
-        jobs come and go.
+        and `until` say when the state was taken. Three round trips per 100 jobs looked at, 10,000
+        at most, and more for large results: where few match, or results have 64 MiB, a page is
+        short and its cursor goes on. A cursor stays good while jobs come and go.
         """
         return await search_jobs(
             self._client,

@@ -7,7 +7,7 @@ from typing import Final
 
 __all__ = ["PageSize"]
 
-_FIRST: Final = 20
+_FIRST: Final = 8
 _MOST: Final = 100
 _BYTES: Final = 4 * 1024 * 1024
 

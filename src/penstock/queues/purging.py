@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 from typing import Final
 
-from penstock.delivery.looking import ask, exact
+from penstock.delivery.looking import exact
+from penstock.queues.job_pages import read_jobs
 from penstock.queues.items import Item, read_item
 from penstock.queues.lane_pages import LanePages
 from penstock.queues.requeue import job_names, unique_of
@@ -51,12 +52,14 @@ async def purge_delayed(
         if not ids:
             break
         left -= len(ids)
-        [bodies] = await ask(client, [("HMGET", keys.delayed_bodies, *ids)])
-        told: list[Argument] = []
-        for name, body in zip(ids, bodies, strict=True):
+        chosen = {} if lane else dict.fromkeys(ids, "")  # those without a body are of no fair lane
+        async for name, body in read_jobs(client, keys.delayed_bodies, ids):
             of_lane, item = delayed_body(body, codec)
             if lane is None or lane == of_lane:
-                told += (name, unique_of(keys, item))
+                chosen[name] = unique_of(keys, item)
+            else:
+                chosen.pop(name, None)
+        told: list[Argument] = [part for one in chosen.items() for part in one]
         kept += len(ids) - len(told) // 2
         if told:
             removed += await client.scripts.purge_delayed(keys=keys, keep_ms=keep_ms, jobs=told)

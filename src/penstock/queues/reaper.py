@@ -13,7 +13,7 @@ import msgspec
 from penstock.delivery.failure_log import Attempt, FailureLog
 from penstock.delivery.looking import text
 from penstock.delivery.retries import DeathReason, RetryPolicy
-from penstock.errors import CommandRefused, InvalidName, ScriptFailed, ServerError
+from penstock.errors import CommandRefused, InvalidName, ScriptFailed
 from penstock.queues.attempts import (
     AfterCrash,
     after_crash,
@@ -21,6 +21,7 @@ from penstock.queues.attempts import (
     unread_after_crash,
     unreadable_after_crash,
 )
+from penstock.queues.job_pages import MOST_AT_ONCE, job_pages
 from penstock.queues.counts import Counts
 from penstock.queues.hand import claim_number
 from penstock.queues.items import Item, new_id, read_item
@@ -36,11 +37,8 @@ __all__ = ["Reaper"]
 logger = logging.getLogger(__name__)
 quiet = RateLimitedLog(logger)
 
-_AT_ONCE = 100
 _MOST_DEATHS = 3
 """So many workers may die while they read one job of a dead worker; then it is buried unread."""
-_MOST_BYTES = 4 * 1024 * 1024
-"""Of jobs that are read back at once, unless one alone has more."""
 _MOST_LOOKED_AT = 100
 """Workers of which one is sure to notice a dead one, if there are more."""
 REFUSED = (CommandRefused, ScriptFailed)
@@ -167,15 +165,13 @@ class Reaper:
         If another reader has died meanwhile, it may have died of one of these jobs: each is read by
         itself then, and one of which readers die again and again is buried unread.
         """
-        open_claims = self._client.scripts.open_claims
-        deaths, trial, *names = await open_claims(keys=self._keys, reader=reader, worker=worker)
-        claims: list[bytes] = sorted(names, key=claim_number, reverse=True)
-        at_once = 1 if deaths else _AT_ONCE
+        deaths, trial, claims = await self._claims_of(worker, reader)
+        at_once = 1 if deaths else MOST_AT_ONCE
         moved, refused = 0, None
         async for some in self._pages(worker, claims, at_once):
             unread = 0
             if deaths and some:
-                unread, _ = await open_claims(
+                unread, _ = await self._client.scripts.open_claims(
                     keys=self._keys, reader=reader, worker=worker, claim=some[0]
                 )
             if unread >= _MOST_DEATHS:
@@ -198,26 +194,25 @@ class Reaper:
             raise refused
         return moved
 
+    async def _claims_of(self, worker: str, reader: str) -> tuple[int, bytes, list[bytes]]:
+        """How many died while they read its claims, the one on trial, all from the last on."""
+        names, cursor = set[bytes](), b"0"
+        while True:
+            deaths, trial, cursor, *some = await self._client.scripts.open_claims(
+                keys=self._keys, reader=reader, worker=worker, cursor=cursor
+            )
+            names.update(some)
+            if cursor == b"0":
+                return deaths, trial, sorted(names, key=claim_number, reverse=True)
+
     async def _pages(
         self, worker: str, claims: Sequence[bytes], at_once: int
     ) -> AsyncIterator[list[bytes]]:
         """Claims to be read back together, bounded in number and in bytes; none in one page."""
         if not claims:
             yield []
-        key = self._keys.claimed(worker)
-        for place in range(0, len(claims), at_once):
-            page = claims[place : place + at_once]
-            sizes = await self._client.pipeline([("HSTRLEN", key, claim) for claim in page])
-            some, size = list[bytes](), 0
-            for claim, length in zip(page, sizes, strict=True):
-                if isinstance(length, ServerError):
-                    raise length
-                if some and size + length > _MOST_BYTES:
-                    yield some[::-1]
-                    some, size = [], 0
-                some.append(claim)
-                size += length
-            yield some[::-1]
+        async for page in job_pages(self._client, self._keys.claimed(worker), claims, at_once):
+            yield page[::-1]
 
     async def _read(
         self, worker: str, claims: Sequence[bytes], trial: bytes, now_ms: int

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from typing import Final, Literal, get_args
@@ -31,6 +31,10 @@ STATES: Final[tuple[JobState, ...]] = get_args(JobState)
 _PAGE: Final = 100
 _SEARCHED: Final = 10_000
 """Jobs that one search looks at."""
+_AT_ONCE_BYTES: Final = 4 * 1024 * 1024
+"""Of results that are read at once, unless one alone has more."""
+_MOST_BYTES: Final = 64 * 1024 * 1024
+"""Of results in one page of a search."""
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MS = timedelta(milliseconds=1)
 _LATEST_S = 253_402_300_799  # the end of the year 9999
@@ -79,11 +83,11 @@ async def search_jobs(
     jobs: list[JobRecord] = []
     for now_at in states[begin:]:
         async for chunk in _places(client, keys, now_at, place, first_ms, last_ms):
-            for at, record in zip(chunk, await search.fetch(now_at, chunk), strict=True):
+            async for at, record in search.fetch(now_at, chunk):
                 place = at
                 if record is not None:
                     jobs.append(record)
-                    if len(jobs) == count:
+                    if len(jobs) == count or search.fetched_bytes >= _MOST_BYTES:
                         return JobPage(jobs=jobs, cursor=_cursor(now_at, place))
             if search.examined >= _SEARCHED:
                 return JobPage(jobs=jobs, cursor=_cursor(now_at, place))
@@ -98,10 +102,17 @@ class _Search:
         self, client: Client, keys: QueueKeyring, name: str | None, error: str | None
     ) -> None:
         self.examined = 0
+        self.fetched_bytes = 0
+        """Of results, which are what can be large in a record."""
         self._client, self._keys, self._name, self._error = client, keys, name, error
 
-    async def fetch(self, state: str, places: Sequence[Place]) -> list[JobRecord | None]:
-        """For each its record, None if it does not fit. One round trip, with filters two."""
+    async def fetch(
+        self, state: str, places: Sequence[Place]
+    ) -> AsyncIterator[tuple[Place, JobRecord | None]]:
+        """Each with its record, None if it does not fit. Two round trips, more for large results.
+
+        With filters one more.
+        """
         self.examined += len(places)
         names = [exact(member) for _, member in places]
         if self._name is not None or self._error is not None:
@@ -120,11 +131,36 @@ class _Search:
         else:
             fits = [True] * len(names)
         wanted = [name for name, fit in zip(names, fits, strict=True) if fit]
-        stored = await ask(
-            self._client, [("HGETALL", self._keys.records + name) for name in wanted], typed=True
+        sizes = await ask(
+            self._client,
+            [("HSTRLEN", self._keys.records + name, "result") for name in wanted],
+            typed=True,
         )
-        found = dict(zip(wanted, stored, strict=True))
-        return [self._record(state, name, found.get(name)) for name in names]
+        size_of = {
+            name: 0 if is_wrong_type(size) else size
+            for name, size in zip(wanted, sizes, strict=True)
+        }
+        found: dict[str, Reply] = {}
+        for index, (place, name) in enumerate(zip(places, names, strict=True)):
+            if name in size_of and name not in found:
+                found = await self._read(names[index:], size_of)
+                self.fetched_bytes += sum(size_of[one] for one in found)
+            yield place, self._record(state, name, found.get(name))
+
+    async def _read(self, names: Sequence[str], size_of: Mapping[str, int]) -> dict[str, Reply]:
+        """Records of the first few, as many as may be read at once."""
+        some, size = list[str](), 0
+        for name in names:
+            if name not in size_of:
+                continue
+            if some and size + size_of[name] > _AT_ONCE_BYTES:
+                break
+            some.append(name)
+            size += size_of[name]
+        stored = await ask(
+            self._client, [("HGETALL", self._keys.records + name) for name in some], typed=True
+        )
+        return dict(zip(some, stored, strict=True))
 
     def _fits(self, task: str, error: str, error_type: str) -> bool:
         return holds(self._name, task) and holds(self._error, error, error_type)

@@ -51,7 +51,7 @@ class QueueAdminScripts(ScriptCaller):
     async def find_letters(
         self, *, letters: str, first: int, count: int, ids: Sequence[str]
     ) -> list[Reply]:
-        """Look for the letters of jobs: how many were looked at, their bytes, places, letters."""
+        """Look for the letters of jobs: how many were looked at, then places and letters."""
         return await self.run("find_letters", (letters,), (first, count, *ids))
 
     async def edit_queue_letter(

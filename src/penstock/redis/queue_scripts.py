@@ -227,21 +227,30 @@ class QueueScripts(ScriptCaller):
     async def find_dead(
         self, *, keys: QueueKeyring, silence_ms: int, worker: str = "", paused_ms: int = 0
     ) -> list[bytes]:
-        """Give up silent workers: all dead ones whose claims are to be returned."""
+        """Give up silent workers: dead ones whose claims are to be returned, 100 at the most."""
         return await self.run(
             "find_dead",
-            (keys.workers, keys.dead_workers, keys.suspects),
+            (keys.workers, keys.dead_workers, keys.suspects, keys.state),
             (silence_ms, worker, paused_ms),
         )
 
     async def open_claims(
-        self, *, keys: QueueKeyring, reader: str, worker: str, claim: Argument = ""
+        self,
+        *,
+        keys: QueueKeyring,
+        reader: str,
+        worker: str,
+        claim: Argument = "",
+        cursor: Argument = "0",
     ) -> list[Reply]:
-        """Note that claims of a dead worker are read: how many died of that, its trial, claims."""
+        """Note that claims of a dead worker are read: how many died of that, its trial.
+
+        Of all, also where the next page begins (b'0' if there is none), and names of claims.
+        """
         return await self.run(
             "open_claims",
             (keys.claimed(worker), keys.suspects),
-            (reader, worker, claim, _SUSPECTS_KEPT_MS),
+            (reader, worker, claim, _SUSPECTS_KEPT_MS, cursor),
         )
 
     async def tend_queues(

@@ -239,12 +239,7 @@ class DeadLetters:
             length = 0 if everything else -1
             return await self._drop(length, age_ms, who=who, what="purge")
         removed = 0
-        for start in range(0, len(ids), _PAGE):
-            chunk = [_checked(id_) for id_ in ids[start : start + _PAGE]]
-            commands: list[Command] = [("XRANGE", self._keys.dlq, id_, id_) for id_ in chunk]
-            found = [
-                Letter(*entries[0]) for entries in await ask(self._client, commands) if entries
-            ]
+        async for found in self._by_ids(ids):
             removed += await self._remove(found, who=who, what="purge", detail="by id")
         return removed
 
@@ -297,6 +292,18 @@ class DeadLetters:
                 return
             cursor = entries[-1][0].decode()
 
+    async def _by_ids(self, ids: Sequence[str]) -> AsyncIterator[list[Letter]]:
+        """Those of the letters that are there, 100 with each round trip unless they are large."""
+        left = [_checked(id_) for id_ in ids]
+        sizes = Sizes(self._client.settings.topics.fetch_bytes, first=4)
+        while left:
+            count = min(_PAGE, sizes.fitting())
+            commands: list[Command] = [("XRANGE", self._keys.dlq, id_, id_) for id_ in left[:count]]
+            left = left[count:]
+            found = [entry for entries in await ask(self._client, commands) for entry in entries]
+            sizes.note_entries(found)
+            yield [Letter(*entry) for entry in found]
+
     async def _chosen(
         self,
         ids: Sequence[str] | None,
@@ -334,10 +341,7 @@ class DeadLetters:
     ) -> int:
         """How many letters `purge` would throw away."""
         if ids is not None:
-            commands = [
-                ("XRANGE", self._keys.dlq, _checked(id_), id_) for id_ in dict.fromkeys(ids)
-            ]
-            return sum(map(bool, await ask(self._client, commands)))
+            return sum([len(found) async for found in self._by_ids(list(dict.fromkeys(ids)))])
         age_ms = int(wait_s(older_than or 0, "older_than") * 1000)
         oldest_ms = now_ms(await self._client.call("TIME")) - age_ms
         return sum([1 async for _ in self._scan(None, end=str(max(0, oldest_ms)))])
@@ -383,7 +387,7 @@ class DeadLetters:
                 what=what,
             )
             total += dropped
-            if dropped < _DROPPED:
+            if not dropped:
                 return total
 
 

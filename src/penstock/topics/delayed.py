@@ -229,7 +229,7 @@ class Mover(Service):
             return error
         for home, wait_ms in elsewhere:
             self.nudge(topic, home, wait_ms)
-        if len(rows) == MOST_LOOKED_AT and (moved or elsewhere):
+        if moved < len(due) or (len(rows) == MOST_LOOKED_AT and (moved or elsewhere)):
             next_ms = 0
         return [moved, next_ms]
 

@@ -20,7 +20,7 @@ async def list_pending(
     """List what a group has pending, by partition and id; `GroupMissing` if it is not there.
 
     The cursor stays valid whatever is settled or delivered meanwhile. One round trip for each
-    partition touched, O(count); and one for the topic.
+    partition touched and for each 500 messages, more for large ones; and one for the topic.
     """
     if count < 1:
         raise ValueError(f"count = {count!r}: expected 1 or more")
@@ -30,11 +30,16 @@ async def list_pending(
     missing = 0
     for index in range(first, partitions):
         start = f"({after}" if after and index == first else "-"
-        page = await _pending_in(client, topic, group, index, start, count - len(pending))
-        missing += page is None
-        pending += [view for _, view in page or ()]
-        if page and len(pending) >= count:
-            return PendingPage(pending=pending, cursor=f"{index}/{page[-1][0]}")
+        may_be_more = True
+        while may_be_more:
+            page = await _pending_in(client, topic, group, index, start, count - len(pending))
+            missing += page is None
+            may_be_more, views = page or (False, [])
+            pending += [view for _, view in views]
+            if views and len(pending) >= count:
+                return PendingPage(pending=pending, cursor=f"{index}/{views[-1][0]}")
+            if views:
+                start = f"({views[-1][0]}"
     if missing == partitions:
         raise GroupMissing(topic, group)
     return PendingPage(pending=pending)
@@ -42,8 +47,8 @@ async def list_pending(
 
 async def _pending_in(
     client: Client, topic: str, group: str, index: int, start: str, count: int
-) -> list[tuple[str, PendingView]] | None:
-    """What is pending in one partition, each with its place in the stream."""
+) -> tuple[bool, list[tuple[str, PendingView]]] | None:
+    """What is pending in one partition, each with its place; whether there may be more."""
     keys = client.keys.partition(topic, index)
     reply = await client.scripts.look_at_pending(
         stream=keys.stream,
@@ -56,8 +61,8 @@ async def _pending_in(
     )
     if reply == -1:
         return None
-    owner, *lines = reply
-    return [(text(line[0]), _view(index, owner, line)) for line in lines]
+    owner, may_be_more, *lines = reply
+    return bool(may_be_more), [(text(line[0]), _view(index, owner, line)) for line in lines]
 
 
 def _view(index: int, owner: bytes | None, line: Reply) -> PendingView:

@@ -31,6 +31,7 @@ MOST_LOOKED_AT: Final = 100
 LOOK_AHEAD_MS: Final = 2_000
 """Messages go to their new partition this long before they are due."""
 _AT_ONCE = 50
+"""Bodies that are read at once: what is large is stored beside them."""
 _REMEMBER_MS = 3_600_000
 
 
@@ -166,13 +167,15 @@ class Rehoming:
         old = self._client.keys.partition(facts.name, stored)
         ids = [waiting.id for _, waiting in leaving]
         bodies = await self._client.call("HMGET", old.delayed_bodies, *ids)
+        there = [
+            (*one, body) for one, body in zip(leaving, bodies, strict=True) if body is not None
+        ]
         adopted = await asyncio.gather(
-            *(
-                self._adopt(facts, stored, home, waiting, body)
-                for (home, waiting), body in zip(leaving, bodies, strict=True)
-                if body is not None
-            )
+            *(self._adopt(facts, stored, *one) for one in there if not one[1].body_name)
         )
+        for one in there:
+            if one[1].body_name:  # by itself: of large bodies no more than one is in hand
+                adopted.append(await self._adopt(facts, stored, *one))
         names: Mapping[bytes, bytes] = {waiting.id: waiting.body_name for _, waiting in leaving}
         gone = [part for id_ in adopted if id_ is not None for part in (id_, names[id_])]
         if gone:

@@ -25,6 +25,7 @@ from penstock.redis.client import Client
 from penstock.redis.codec import Codec
 from penstock.redis.keys import SLOTS, key_slot
 from penstock.redis.wire import Reply
+from penstock.topics.sizes import Sizes
 
 __all__ = ["FeedHub", "Place", "Seat", "Tail"]
 
@@ -33,6 +34,9 @@ quiet = RateLimitedLog(logger)
 
 MOST_AT_ONCE: Final = 500
 """Events of one feed that are read in one go."""
+MOST_BYTES: Final = 4 * 1024 * 1024
+"""Of events of all feeds that are read in one go, as far as the sizes of earlier ones tell."""
+_FIRST: Final = 32
 # On a cluster feeds of neighbouring slots, which are mostly on one node, are looked at together: a
 # node that does not answer holds up only the feeds on it.
 _SLOTS_TOGETHER = SLOTS // 64
@@ -58,7 +62,7 @@ class FeedHub:
         self._client, self._hints = client, hints
         self._settings = client.settings.feeds
         self._decode = codec.decoder(Any)
-        self.page = min(MOST_AT_ONCE, self._settings.buffer)
+        self._page = min(MOST_AT_ONCE, self._settings.buffer)
         """Events in one go: what one look brings must fit into the buffer of an idle reader."""
         self._tails: dict[str, Tail] = {}
         self._with_news: set[Tail] = set()
@@ -103,9 +107,12 @@ class FeedHub:
         reply = await self._client.scripts.look_at_feed(events=place.events, state=place.state)
         return snapshot_of(reply, self._decode)
 
-    async def read(self, place: Place, after: int) -> list[Event]:
-        """Read the next events, at most `page` of them, the first of which may leave a gap."""
-        return self._events(await self._client.call(*self._reading(place, after)))
+    async def read(self, tail: Tail, after: int) -> tuple[list[Event], bool]:
+        """Read the next events, the first of which may leave a gap; whether there may be more."""
+        count = self._fitting(tail, 1)
+        entries = await self._client.call(*self._reading(tail.place, after, count))
+        tail.sizes.note_entries(entries)
+        return self._events(entries), len(entries) == count
 
     # ---- looking
 
@@ -138,13 +145,14 @@ class FeedHub:
             self._begin_to_look()
 
     async def _look_at(self, tails: Sequence[Tail]) -> None:
+        counts = [self._fitting(tail, len(tails)) for tail in tails]
         try:
             replies = await self._client.pipeline(
                 [
                     command
-                    for tail in tails
+                    for tail, count in zip(tails, counts, strict=True)
                     for command in (
-                        self._reading(tail.place, tail.position),
+                        self._reading(tail.place, tail.position, count),
                         ("HGET", tail.place.state, "seq"),
                     )
                 ]
@@ -154,27 +162,28 @@ class FeedHub:
                 self._note_failure(tail, error)
         else:
             for index, tail in enumerate(tails):
-                await self._take_alone(tail, *replies[2 * index : 2 * index + 2])
+                await self._take_alone(tail, counts[index], *replies[2 * index : 2 * index + 2])
         finally:
             for tail in tails:
                 tail.is_looked_at = False
 
-    async def _take_alone(self, tail: Tail, entries: Reply, latest: Reply) -> None:
+    async def _take_alone(self, tail: Tail, count: int, entries: Reply, latest: Reply) -> None:
         """Hand out what was read of one feed; if that fails, its own readers learn of it."""
         try:
-            await self._take(tail, entries, latest)
+            await self._take(tail, count, entries, latest)
         except PenstockError as error:
             self._note_failure(tail, error)
         except Exception as error:  # one feed must not stop the others
             logger.exception("feed %s cannot be read", tail.place.name)
             self._note_failure(tail, DecodeError(f"feed {tail.place.name!r}: {error}", b""))
 
-    async def _take(self, tail: Tail, entries: Reply, latest: Reply) -> None:
-        """Hand out what was read of one feed."""
+    async def _take(self, tail: Tail, count: int, entries: Reply, latest: Reply) -> None:
+        """Hand out what was read of one feed, at most `count` events."""
         for reply in (entries, latest):
             if isinstance(reply, PenstockError):
                 self._note_failure(tail, reply)
                 return
+        tail.sizes.note_entries(entries)
         events = self._events(entries)
         upcoming = events[0].number if events else None
         # What is no number tells nothing: the feed's next event puts it right.
@@ -192,7 +201,7 @@ class FeedHub:
             return
         if events:
             tail.put(events)
-        if len(entries) == self.page or len(events) < len(entries):
+        if len(entries) == count or len(events) < len(entries):
             self.note_news(tail)
 
     def _note_failure(self, tail: Tail, error: PenstockError) -> None:
@@ -213,8 +222,12 @@ class FeedHub:
                 elif tail.seats:
                     self.note_news(tail)
 
-    def _reading(self, place: Place, after: int) -> tuple[str | int, ...]:
-        return ("XRANGE", place.events, f"({after}-0", "+", "COUNT", self.page)
+    def _fitting(self, tail: Tail, together: int) -> int:
+        """How many events of a feed may be read at once with those of others."""
+        return min(self._page, tail.sizes.fitting(MOST_BYTES // together))
+
+    def _reading(self, place: Place, after: int, count: int) -> tuple[str | int, ...]:
+        return ("XRANGE", place.events, f"({after}-0", "+", "COUNT", count)
 
     def _events(self, entries: Reply) -> list[Event]:
         """Read entries up to the first one that does not follow on the one before."""
@@ -236,6 +249,7 @@ class Tail:
         self.seats: set[Seat] = set()
         self.holds = 0
         self.is_looked_at = False
+        self.sizes = Sizes(MOST_BYTES, first=_FIRST)
         self._hub, self._buffer = hub, buffer
         self._closed: PenstockError | None = None
 

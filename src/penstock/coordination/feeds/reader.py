@@ -137,7 +137,7 @@ class FeedReader:
 
     async def _catch_up(self, tail: Tail) -> None:
         """Read a page by ourselves; with the last one, sit down with the others."""
-        events = await self._patiently_read()
+        events, may_be_more = await self._patiently_read(tail)
         if events and events[0].number > self._position + 1:
             look = await until_known(lambda: self._hub.look(self._place), insist=True)
             self._jump(look, self._position, events[0].number)
@@ -145,14 +145,14 @@ class FeedReader:
         if events:
             self._at_hand.extend(events)
             self._position = events[-1].number
-        if len(events) < self._hub.page:
+        if not may_be_more:
             self._seat = tail.take_seat(self._position)
 
-    async def _patiently_read(self) -> list[Event]:
+    async def _patiently_read(self, tail: Tail) -> tuple[list[Event], bool]:
         failures = 0
         while True:
             try:
-                return await self._hub.read(self._place, self._position)
+                return await self._hub.read(tail, self._position)
             except ServerError as error:
                 if not error.transient:
                     raise

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import replace
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import msgspec
 
@@ -12,7 +12,7 @@ from penstock.coordination.feeds.feed import Feed
 from penstock.coordination.feeds.hub import FeedHub
 from penstock.coordination.limits.hourly import HourlyLimit
 from penstock.coordination.runs.acting import ask
-from penstock.coordination.runs.items import RunItems
+from penstock.coordination.runs.items import MOST_AT_ONCE, RunItems
 from penstock.coordination.runs.records import (
     FINAL,
     RunEvent,
@@ -36,11 +36,15 @@ from penstock.errors import InvalidItem, NotOpen, RunMissing
 from penstock.redis.client import Client
 from penstock.redis.codec import Codec
 from penstock.redis.wire import Command, Reply
+from penstock.topics.sizes import Sizes
 
 __all__ = ["Run", "read_run", "run_reads"]
 
 _MOST_TOLD: Final = 1024
 """Bytes of a cursor that stand in its event as well."""
+_FIRST: Final = 100
+_MOST_BYTES: Final = 4 * 1024 * 1024
+"""Of events that are read at once, as far as the sizes of earlier ones tell."""
 
 
 class Run(RunItems):
@@ -218,7 +222,14 @@ class Run(RunItems):
 
     async def task_starts(self) -> list[TaskStart]:
         """Every start of every task, the earliest first."""
-        return read_starts(await self.client.call("HGETALL", self.keys.starts))
+        found: dict[bytes, bytes] = {}
+        cursor: bytes | int = 0
+        while cursor != b"0":
+            cursor, some = await self.client.call(
+                "HSCAN", self.keys.starts, cursor, "COUNT", MOST_AT_ONCE
+            )
+            found |= zip(some[::2], some[1::2], strict=True)
+        return read_starts([part for one in found.items() for part in one])
 
     # ---- what others see
 
@@ -240,16 +251,27 @@ class Run(RunItems):
         """What happened after event number `after`, in order, as far as it is kept."""
         check_whole("after", after, 0)
         check_whole("limit", limit, 1)
-        entries = await self.client.call(
-            "XRANGE", self.keys.events, f"({after}-0", "+", "COUNT", limit
-        )
-        return read_events(entries)
+        return read_events(await self._entries("XRANGE", f"({after}-0", "+", limit))
 
     async def last_events(self, limit: int = 10) -> list[RunEvent]:
         """What happened last, in order."""
         check_whole("limit", limit, 1)
-        entries = await self.client.call("XREVRANGE", self.keys.events, "+", "-", "COUNT", limit)
-        return read_events(reversed(entries))
+        return read_events(reversed(await self._entries("XREVRANGE", "+", "-", limit)))
+
+    async def _entries(
+        self, command: Literal["XRANGE", "XREVRANGE"], start: str, end: str, limit: int
+    ) -> list[Any]:
+        """Entries of the run's events, read in pages that are bounded by bytes."""
+        sizes, entries = Sizes(_MOST_BYTES, first=_FIRST), list[Any]()
+        while len(entries) < limit:
+            count = min(MOST_AT_ONCE, limit - len(entries), sizes.fitting())
+            some = await self.client.call(command, self.keys.events, start, end, "COUNT", count)
+            sizes.note_entries(some)
+            entries += some
+            if len(some) < count:
+                break
+            start = f"({some[-1][0].decode()}"
+        return entries
 
     async def seed_view(self) -> dict[str, str]:
         """The fields of the hash that seed 003 describes, with lists and objects as JSON.

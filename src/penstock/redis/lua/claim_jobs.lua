@@ -142,20 +142,29 @@ local is_careful = redis.call('EXISTS', KEYS[12]) == 1 and not fault_in('HASH', 
 if is_careful then answer[4] = answer[4] + 4 end
 
 -- How many of the next jobs may be taken: those in front of the first suspect, or that one alone if
--- the worker has taken nothing else in this call and has no other on trial.
+-- the worker has taken nothing else in this call and has no other on trial. It looks no further than
+-- there is room.
 local function harmless(lane, most)
-  local from, to = 0, most - 1
-  if side == 'left' then from, to = -most, -1 end
-  local items = redis.pcall('LRANGE', list_of(waiting, lane), from, to)
-  for place = 1, #items do
-    local item = items[side == 'left' and #items + 1 - place or place]
-    local name = suspect_name(item)
-    if redis.call('HEXISTS', KEYS[12], name) == 1 then
-      if place > 1 then return place - 1 end
-      local claim = redis.call('HGET', KEYS[12], '?' .. ARGV[1])
-      if #answer > 4 or claim and redis.call('HEXISTS', KEYS[2], claim) == 1 then return 0 end
-      return 1, name
+  local list, seen, bytes, largest, step = list_of(waiting, lane), 0, 0, 1, math.min(most, FIRST_STEP)
+  while step > 0 do
+    local from, to = seen, seen + step - 1
+    if side == 'left' then from, to = -to - 1, -from - 1 end
+    local items = redis.pcall('LRANGE', list, from, to)
+    for place = 1, #items do
+      local item = items[side == 'left' and #items + 1 - place or place]
+      bytes, largest = bytes + #item, math.max(largest, #item)
+      if bytes > room and number + seen > first_number then return seen + 1 end  -- it does not fit
+      local name = suspect_name(item)
+      if redis.call('HEXISTS', KEYS[12], name) == 1 then
+        if seen > 0 then return seen end
+        local claim = redis.call('HGET', KEYS[12], '?' .. ARGV[1])
+        if #answer > 4 or claim and redis.call('HEXISTS', KEYS[2], claim) == 1 then return 0 end
+        return 1, name
+      end
+      seen = seen + 1
     end
+    if #items < step then break end
+    step = math.min(most - seen, math.max(1, math.floor((room - bytes) / largest)))
   end
   return most
 end

@@ -9,7 +9,7 @@
 -- KEYS[3]  HASH    messages not yet due
 -- KEYS[4]  ZSET    names of large bodies
 -- KEYS[5]  HASH    the partition's counters
--- ARGV[1]  int     most messages to move
+-- ARGV[1]  int     most messages to move; fewer where they are large
 -- ARGV[2]  int     the topic's generation, as far as the caller knows
 -- ARGV[3..]  str   ids to move; none: those that are due
 --
@@ -42,26 +42,25 @@ local due = {unpack(ARGV, 3)}
 if not due[1] then
   due = redis.call('ZRANGEBYSCORE', KEYS[2], '-inf', now, 'LIMIT', 0, ARGV[1])
 end
-local moved = {}
-if due[1] then
-  local messages = redis.call('HMGET', KEYS[3], unpack(due))
-  for i, waiting in ipairs(due) do
-    local body = messages[i]
-    if body then
-      local parts = read_body(body) or {'', 'payload', body}
-      -- Whether the server takes any shows with the first.
-      local id = redis.pcall('XADD', KEYS[1], '*', unpack(parts, 2))
-      if type(id) == 'table' then
-        if not moved[1] then return id end
-        break
-      end
-      if parts[1] ~= '' then
-        redis.call('ZREM', KEYS[4], parts[1])
-        redis.call('ZADD', KEYS[4], string.match(id, '^%d+'), parts[1] .. ' ' .. id)
-      end
+local moved, bytes, MOST_BYTES = {}, 0, 1048576
+for _, waiting in ipairs(due) do
+  if bytes > MOST_BYTES then break end
+  local body = redis.call('HGET', KEYS[3], waiting)
+  if body then
+    bytes = bytes + #body
+    local parts = read_body(body) or {'', 'payload', body}
+    -- Whether the server takes any shows with the first.
+    local id = redis.pcall('XADD', KEYS[1], '*', unpack(parts, 2))
+    if type(id) == 'table' then
+      if not moved[1] then return id end
+      break
     end
-    moved[#moved + 1] = waiting
+    if parts[1] ~= '' then
+      redis.call('ZREM', KEYS[4], parts[1])
+      redis.call('ZADD', KEYS[4], string.match(id, '^%d+'), parts[1] .. ' ' .. id)
+    end
   end
+  moved[#moved + 1] = waiting
 end
 if moved[1] then
   redis.call('HDEL', KEYS[3], unpack(moved))

@@ -31,9 +31,12 @@
 -- Include: time
 -- Include: expiry
 redis.call('ZREM', KEYS[1], '')  -- a write that needs no memory: the others may follow it
-redis.call('ZREMRANGEBYSCORE', KEYS[1], '-inf', now)
+-- Include: sweep
+sweep_upto(KEYS[1], now)
+local ended = redis.call('ZCOUNT', KEYS[1], '-inf', now)
 
-local PASSED_OVER_MS = 200
+-- A call looks at so many tickets of others at the most.
+local PASSED_OVER_MS, MOST_SEEN = 200, 1000
 local ticket, limit = ARGV[1], tonumber(ARGV[2])
 local function when(came)
   came = tonumber(came)
@@ -52,7 +55,7 @@ end
 
 if ARGV[4] == '1' then
   local held = {}
-  for _, holder in ipairs(redis.call('ZRANGE', KEYS[1], 0, -1)) do
+  for _, holder in ipairs(redis.call('ZRANGE', KEYS[1], ended, -1)) do
     local fence, token = string.match(holder, '^(%d+):(.*)$')
     if token then held[token] = fence end
   end
@@ -71,12 +74,17 @@ local function leave_line(name)
 end
 
 -- Callers of others that may have come before a time, as far as that matters: `free` are enough.
-local taken = redis.call('ZCARD', KEYS[1])
-local free, others, place, open_in = limit - taken, 0, 0, nil
+local taken = redis.call('ZCARD', KEYS[1]) - ended
+local free, others, place, seen, open_in = limit - taken, 0, 0, 0, nil
 local function count_others(came)
   while others < free do
     local name, score = unpack(redis.call('ZRANGE', KEYS[2], place, place, 'WITHSCORES'))
     if not name or tonumber(score) >= came then return end
+    if seen >= MOST_SEEN then
+      others, open_in = free, 0  -- those who stand behind these may ask again at once
+      return
+    end
+    seen = seen + 1
     local told = redis.call('HMGET', KEYS[3], name, 'turn:' .. name, 'n:' .. name)
     local turn, count = tonumber(told[2] or nil), tonumber(told[3] or nil)
     if name ~= ticket and now >= (tonumber(told[1] or 0) or 0) then
@@ -144,7 +152,7 @@ end
 
 -- When this lease ends, enough have ended.
 local at = rank + taken + granted - limit
-local ends = at >= 0 and redis.call('ZRANGE', KEYS[1], at, at, 'WITHSCORES')[2]
+local ends = at >= 0 and redis.call('ZRANGE', KEYS[1], ended + at, ended + at, 'WITHSCORES')[2]
 local wait = ends and math.max(ends - now, 0) or -1
 if open_in and (wait < 0 or open_in < wait) then wait = open_in end
 local answer = {now, math.ceil(wait)}

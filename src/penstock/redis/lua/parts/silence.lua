@@ -5,16 +5,13 @@
 -- others get the time of a whole silence from now. If the caller itself was paused for that long, they
 -- get twice the silence since their last sign. Each gets this once since its last sign: the fraction
 -- of its score says so. A worker that is dead is therefore found, whatever the others do.
-local function extend_silence(workers, now, silence_ms, paused_ms)
+--
+-- The outage is noted in the queue's state: the latest sign before it; when it was noted; 1 if the
+-- caller was paused. A worker gets its time when find_dead comes to it, however many there are.
+local function note_outage(workers, state, now, silence_ms, paused_ms)
   if redis.call('ZCOUNT', workers, '(' .. now - silence_ms, now) > 0 then return end
-  local found = redis.call('ZRANGEBYSCORE', workers, '-inf', now - silence_ms, 'WITHSCORES')
-  for place = 1, #found, 2 do
-    local last = tonumber(found[place + 1])
-    if last % 1 == 0 then
-      local since = paused_ms < silence_ms and now or last + silence_ms
-      redis.call('ZADD', workers, since + 0.5, found[place])
-    end
-  end
+  redis.pcall('HSET', state, 'outage', string.format('%.0f %.0f %d', now - silence_ms, now,
+    paused_ms < silence_ms and 0 or 1))
 end
 
 -- Notes a worker's sign of life: a sum of 1, 2 if no process tends the queue and 4 if its tender has
@@ -24,7 +21,7 @@ local function note_sign(workers, state, worker, now, silence_ms, paused_ms)
   local last = redis.pcall('ZSCORE', workers, worker)
   if not last then return 0 end
   if type(last) == 'table' then return fault_in('ZSET', workers) end
-  if tonumber(last) <= now - silence_ms then extend_silence(workers, now, silence_ms, paused_ms) end
+  if tonumber(last) <= now - silence_ms then note_outage(workers, state, now, silence_ms, paused_ms) end
   redis.call('ZADD', workers, now, worker)
   local facts = redis.pcall('HMGET', state, 'tended_until', 'foreign')
   if facts.err then return 1 end
