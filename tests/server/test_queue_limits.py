@@ -103,6 +103,27 @@ async def _no_one_runs(queue, groups):
     return not any([await queue.client.call("EXISTS", key) for key in keys])
 
 
+async def test_a_queue_limit_holds_among_very_many_workers(workplace):
+    app = await workplace.open()
+    queue = app.queue("mail", limit=4)
+    keys, call = queue.keyring, queue.client.call
+    await queue.push_many([{"n": number} for number in range(20)])
+    assert len(await claim_as(queue, "first", 1)) == 1
+    (now, _), crowd = await call("TIME"), [f"idle-{number}" for number in range(1_500)]
+    await call("ZADD", keys.workers, *(part for name in crowd for part in (int(now) * 1000, name)))
+    assert len(await claim_as(queue, "second", 2)) == 2
+    await call("ZADD", keys.busy, *(part for name in crowd[:700] for part in (1, name)))
+    assert await claim_as(queue, "third", 5) == [], "too many to look at in one call"
+    assert len(await claim_as(queue, "third", 5)) == 1
+    assert await claim_as(queue, "fourth", 5) == []
+    assert sorted(await call("ZRANGE", keys.busy, 0, -1)) == [b"first", b"second", b"third"]
+    await call("ZREM", keys.workers, "second")  # given up as dead
+    assert len(await claim_as(queue, "fourth", 5)) == 2
+    await call("DEL", keys.claimed("first"))
+    assert len(await claim_as(queue, "fourth", 5)) == 1
+    assert sorted(await call("ZRANGE", keys.busy, 0, -1)) == [b"fourth", b"third"]
+
+
 async def test_places_of_a_dead_worker_are_free_again(workplace):
     app, floor = await workplace.open(silence_s=0.5), Floor()
     app.queue("mail", limit=4, lane_limit=2)

@@ -103,14 +103,10 @@ WHOLE = re.compile(r", 0, -1\b")
 GROWS = {
     # One entry for each process that lives.
     "beat_member": {"ZRANGE"},
-    "claim_jobs": {"ZRANGE"},
-    "find_dead": {"ZRANGEBYSCORE"},
-    "parts/silence": {"ZRANGEBYSCORE"},
-    # What one worker has claimed, which is bounded.
+    # Of claims that are few.
     "open_claims": {"HKEYS"},
     # At most as many as there are slots.
     "release_slot": {"ZRANGE"},
-    "take_slot": {"ZRANGE", "ZREMRANGEBYSCORE"},
     # It tells all holders, and of each process whether it waits.
     "look_at_slots": {"HGETALL", "ZRANGEBYSCORE"},
     # Where lanes, letters and jobs are taken out of the middle of a list, by hand.

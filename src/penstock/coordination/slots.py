@@ -46,6 +46,7 @@ MAX_ABOUT: Final = 200
 _REFRESH_S = 0.5
 # Callers that ask side by side before they stand in line; more of them stand in line at once.
 _MOST_TRYING = 64
+_MOST_LOOKS = 20
 # When callers came that stand in no line: after all others.
 _AFTER_ALL = "9e15"
 # A caller that went away asks to be forgotten, and does not wait for long to be heard.
@@ -203,20 +204,23 @@ class Slots:
         """Ask for a slot without standing in line; may be repeated."""
 
         async def ask() -> Slot | None:
-            limit = await self.limit()
-            again, waiter.is_sent, began = waiter.is_sent, True, time.monotonic()
-            _, _, fence = await self._client.scripts.take_slot(
-                keys=self._keys,
-                ticket="",
-                limit=limit,
-                ticket_ms=0,
-                again=again,
-                keep_ms=KEEP_FENCE_MS,
-                waiting=1,
-                next_came=_AFTER_ALL,
-                callers=[(waiter.token, round(waiter.lease_s * 1000), _AFTER_ALL)],
-            )
-            waiter.is_sent = False
+            limit, fence, began = await self.limit(), 0, 0.0
+            for _ in range(_MOST_LOOKS):
+                again, waiter.is_sent, began = waiter.is_sent, True, time.monotonic()
+                _, wait_ms, fence = await self._client.scripts.take_slot(
+                    keys=self._keys,
+                    ticket="",
+                    limit=limit,
+                    ticket_ms=0,
+                    again=again,
+                    keep_ms=KEEP_FENCE_MS,
+                    waiting=1,
+                    next_came=_AFTER_ALL,
+                    callers=[(waiter.token, round(waiter.lease_s * 1000), _AFTER_ALL)],
+                )
+                waiter.is_sent = False
+                if fence or wait_ms:
+                    break  # else very many dead stand in line, and some of them have left it now
             if not fence:
                 return None
             slot = Slot(

@@ -62,6 +62,7 @@ def fixed_types(keys: QueueKeyring) -> dict[str, RedisType]:
     lists = (*map(keys.list_of, FIXED), keys.dead_letters, keys.overflow, keys.ring, keys.wakeup)
     hashes = (keys.state, keys.counters, keys.weights, keys.delayed_bodies, keys.suspects)
     sorted_sets = (keys.workers, keys.dead_workers, keys.parked, keys.delayed, keys.schedule)
+    sorted_sets = (*sorted_sets, keys.busy)
     return {
         **dict.fromkeys(lists, RedisType.LIST),
         **dict.fromkeys(hashes, RedisType.HASH),

@@ -15,10 +15,10 @@ import msgspec
 from penstock.errors import OutcomeUnknown, ServerError
 from penstock.queues.attempts import begun_item
 from penstock.queues.beats import QueueBeats
-from penstock.queues.job_pages import read_jobs
 from penstock.queues.context import JobContext
 from penstock.queues.counts import Counts
 from penstock.queues.items import Item, read_item
+from penstock.queues.job_pages import read_jobs
 from penstock.queues.pulse import Pulse
 from penstock.quiet import RateLimitedLog
 from penstock.redis.client import Client

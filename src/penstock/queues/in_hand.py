@@ -6,10 +6,10 @@ import asyncio
 from typing import Final
 
 from penstock.delivery.looking import ask, text
-from penstock.queues.job_pages import read_jobs
 from penstock.queues.foreign_keys import claims_of
 from penstock.queues.hand import claim_number
 from penstock.queues.items import read_item
+from penstock.queues.job_pages import read_jobs
 from penstock.queues.lanes import FIXED, fair_lanes, shown_lane
 from penstock.queues.showing import show_job
 from penstock.queues.views import ClaimView

@@ -6,8 +6,8 @@ import re
 from typing import Final
 
 from penstock.delivery.looking import exact
-from penstock.queues.job_pages import read_jobs
 from penstock.queues.items import Item, read_item
+from penstock.queues.job_pages import read_jobs
 from penstock.queues.lane_pages import LanePages
 from penstock.queues.requeue import job_names, unique_of
 from penstock.redis.client import Client

@@ -21,10 +21,10 @@ from penstock.queues.attempts import (
     unread_after_crash,
     unreadable_after_crash,
 )
-from penstock.queues.job_pages import MOST_AT_ONCE, job_pages
 from penstock.queues.counts import Counts
 from penstock.queues.hand import claim_number
 from penstock.queues.items import Item, new_id, read_item
+from penstock.queues.job_pages import MOST_AT_ONCE, job_pages
 from penstock.quiet import RateLimitedLog
 from penstock.redis.client import Client
 from penstock.redis.codec import Codec

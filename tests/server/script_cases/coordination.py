@@ -252,7 +252,10 @@ COORDINATION = Engine(
                 )
             )
         ],
-        "release_slot": [of_slot("release_slot", holder="", token="HOLDER-1")],
+        "release_slot": [
+            of_slot("release_slot", holder="1:HOLDER-1", token="HOLDER-1"),
+            of_slot("release_slot", holder="", token="HOLDER-1"),
+        ],
         "look_at_slots": [
             case(
                 lambda client: client.scripts.look_at_slots(

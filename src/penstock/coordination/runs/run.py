@@ -42,7 +42,7 @@ __all__ = ["Run", "read_run", "run_reads"]
 
 _MOST_TOLD: Final = 1024
 """Bytes of a cursor that stand in its event as well."""
-_FIRST: Final = 100
+_FIRST: Final = 50
 _MOST_BYTES: Final = 4 * 1024 * 1024
 """Of events that are read at once, as far as the sizes of earlier ones tell."""
 

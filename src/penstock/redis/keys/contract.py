@@ -268,6 +268,11 @@ _QUEUES = (
         SET, NEVER, "a lane leaves when it is empty", "queues", OURS,
     ),
     Family(
+        "queue.busy",
+        "penstock:queue:<queue>:busy", "penstock:queue:{<queue>}:busy",
+        ZSET, NEVER, "a worker leaves when it has none; only with `limit=`", "queues", OURS,
+    ),
+    Family(
         "queue.parked",
         "penstock:queue:<queue>:parked", "penstock:queue:{<queue>}:parked",
         ZSET, NEVER, "a lane leaves when it may go on", "queues", OURS,

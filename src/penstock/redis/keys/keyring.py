@@ -31,6 +31,7 @@ class QueueKeyring:
     ring: str
     wakeup: str
     lanes: str
+    busy: str
     parked: str
     weights: str
     delayed: str
@@ -64,6 +65,7 @@ class QueueKeyring:
             ring=own.ring,
             wakeup=own.wakeup,
             lanes=own.lanes,
+            busy=own.busy,
             parked=own.parked,
             weights=own.weights,
             delayed=own.delayed,

@@ -102,6 +102,11 @@ class QueueKeys(FamilyKeys):
         return self._own("lanes")
 
     @property
+    def busy(self) -> str:
+        """ZSET: workers that may have jobs in hand, by their last claim in server ms."""
+        return self._own("busy")
+
+    @property
     def parked(self) -> str:
         """ZSET: fair lanes kept out of the ring, by the time in server ms until which."""
         return self._own("parked")

@@ -121,13 +121,29 @@ local answer, number, left = {now, next_due or 0, 0,
 local at_limit = false
 if facts[2] then left = 0 end
 -- What all workers have in hand is counted only if there is something to take, and up to the limit.
+-- Of many workers those are asked that have taken jobs; some of those that have none any more leave
+-- with each call. Workers of earlier versions are not among them, but of few workers all are asked.
+local MANY_WORKERS, MOST_LEAVING = 1000, 500
 if facts[5] and left > 0 and redis.call('EXISTS', waiting, list_of(waiting, 'high'),
   list_of(waiting, 'normal'), list_of(waiting, 'low'), ring, parked) > 0 then
+  local is_many = redis.call('ZCARD', KEYS[1]) > MANY_WORKERS
+  local asked, place, gone = is_many and string.sub(ring, 1, -5) .. 'busy' or KEYS[1], 0, 0
   local places = tonumber(facts[5])
-  for _, worker in ipairs(redis.call('ZRANGE', KEYS[1], 0, -1)) do
-    if places <= 0 then break end
-    local held = redis.pcall('HLEN', ARGV[7] .. worker)
-    if type(held) == 'number' then places = places - held end
+  while places > 0 do
+    local some = redis.pcall('ZRANGE', asked, place, place + 99)
+    if not some[1] then break end
+    for _, worker in ipairs(some) do
+      local held = redis.pcall('HLEN', ARGV[7] .. worker)
+      if type(held) ~= 'number' then held = 0 end
+      if is_many and (held == 0 or not redis.call('ZSCORE', KEYS[1], worker)) then
+        redis.call('ZREM', asked, worker)
+        gone = gone + 1
+      else
+        places, place = places - held, place + 1
+      end
+      if places <= 0 then break end
+    end
+    if gone >= MOST_LEAVING then places = 0 end
   end
   left = math.max(0, math.min(left, places))
   at_limit = left < tonumber(ARGV[3])
@@ -334,6 +350,7 @@ elseif left > 0 and not (is_careful or is_cut or facts[8]) and redis.call('EXIST
   redis.pcall('LPOP', wakeup_of(ring), 2)
 end
 answer[3] = redis.call('HLEN', KEYS[2])
+if facts[5] and #answer > 4 then redis.pcall('ZADD', string.sub(ring, 1, -5) .. 'busy', now, ARGV[1]) end
 if is_cut then answer[4] = answer[4] + 8 end
 if (tonumber(facts[9] or 0) or 0) <= now then answer[4] = answer[4] + 16 end
 return answer
