@@ -243,7 +243,10 @@ COORDINATION = Engine(
                 next_came="0",
                 callers=[(token, 1000, "-5"), ("next", 1000, "-1")],
             )
-            for token, limit, again in (("new", 9, False), ("new", 1, False), ("HOLDER-1", 1, True))
+            for token, limit, again in (
+                *(("new", 9, False), ("new", 1, False), ("HOLDER-1", 1, True)),
+                ("new", 10**9, False),
+            )
         ],
         "renew_slot": [
             case(
