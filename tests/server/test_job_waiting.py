@@ -1,6 +1,7 @@
 """Waiting for the ends of jobs: those who wait hear of them, and cost next to nothing meanwhile."""
 
 import asyncio
+import time
 
 import pytest
 from tests.workplace import Workplace, claim_as
@@ -107,6 +108,27 @@ async def test_an_end_that_nobody_announces_is_found(workplace, monkeypatch):
     # A worker of an earlier version writes the record, and that is all.
     await app.redis.call("HSET", work.queue.keyring.record(job.id), "status", "done")
     assert await waits == "done"
+
+
+async def test_ends_that_nobody_announces_are_found_soon_once_there_was_one(workplace):
+    """A worker of an earlier version runs one job after the other, and each result is awaited."""
+    app = await workplace.open()
+
+    @app.task(queue="mail", status=True)
+    async def work() -> None: ...
+
+    async def end_unannounced():
+        job = await work.send()
+        (waits,) = await begin_waiting(work.queue, [job])
+        await app.redis.call("HSET", work.queue.keyring.record(job.id), "status", "done")
+        assert await waits == "done"
+
+    await end_unannounced()
+    await eventually(lambda: work.queue.ends._look_until)
+    began = time.monotonic()
+    for _ in range(20):
+        await end_unannounced()
+    assert time.monotonic() - began < 20 * waiting.RECHECK_S / 2
 
 
 async def test_large_results_come_in_several_answers(workplace, monkeypatch):

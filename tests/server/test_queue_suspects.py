@@ -191,3 +191,13 @@ async def test_a_job_of_which_readers_died_is_read_alone_and_then_buried_unread(
     assert "read it to return it" in said["error"]
     again = [await note.with_options(unique=f"a/{number}").send(9) for number in range(2)]
     assert [job.created for job in again] == [True, False], "it holds its unique key no more"
+
+
+async def test_nothing_is_left_of_a_reader_that_survived(open_shop):
+    """What is left there makes every claim of the queue look at each job first."""
+    shop, note = await open_shop()
+    await note.send_many([(0,), (1,)])
+    await shop.claim("victim")
+    await shop.scripts.leave_queue(keys=shop.keys, worker="victim")
+    assert await shop.reaper.reap(1_000_000, "reader") == 2
+    assert await shop.call("EXISTS", shop.keys.suspects) == 0

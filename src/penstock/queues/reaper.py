@@ -134,6 +134,8 @@ class Reaper:
             except REFUSED as error:
                 refused = error
         self._counts.reaped += returned
+        if dead and worker:  # it has survived what it read
+            await self._client.call("HDEL", self._keys.suspects, worker)
         if refused is not None:
             raise refused
         return returned

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable
 from typing import Final, Protocol
 
@@ -26,6 +27,9 @@ _EACH_S: Final = 20e-6
 # Looks at so many jobs cost the server less than a millisecond.
 _AT_ONCE: Final = 100
 _TOO_LARGE: Final = 1
+# An announcement that takes longer than this to come has not been made.
+_ANNOUNCED_WITHIN_S: Final = 0.1
+_UNANNOUNCED_S: Final = 5.0
 
 Ending = tuple[bytes | None, bytes | None, bytes | None]
 """State, result and error, as they stand in a record; the first is None if there is no record."""
@@ -67,6 +71,12 @@ class EndWatch:
         self._news = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._subscribed = False
+        self._looked_at: set[str] = set()
+        """Those looked at although nothing was announced."""
+        self._unannounced: set[str] = set()
+        """Those whose ends were found so a moment ago."""
+        self._look_until = 0.0
+        """Up to then a worker of an earlier version may end jobs, so a few are looked at often."""
         self._pause_s = SHORTEST_S
 
     async def end_of(self, job_id: str) -> Ending:
@@ -103,6 +113,8 @@ class EndWatch:
             self._due.update(dict.fromkeys(self._awaited))
         else:
             ended = message.decode(errors="replace").split(" ")
+            self._looked_at.difference_update(ended)
+            self._unannounced.difference_update(ended)
             self._due.update(dict.fromkeys(name for name in ended if name in self._awaited))
         if self._due:
             self._news.set()
@@ -142,8 +154,9 @@ class EndWatch:
 
     async def _rest(self, *, hears: bool) -> None:
         """Wait for news; after a while look at some jobs all the same, without hearing at all."""
-        hears = hears and not self._due
         count = len(self._awaited)
+        looks = count <= _AT_ONCE and time.monotonic() < self._look_until
+        hears = hears and not self._due and not looks
         some = min(count, _AT_ONCE) if hears else count
         wait_s = max(RECHECK_S, some / RECHECKS_A_SECOND) if hears else self._pause_s
         self._pause_s = min(self._pause_s * _GROWTH, LONGEST_S)
@@ -154,8 +167,15 @@ class EndWatch:
             for name, _ in zip(list(self._awaited), range(some), strict=False):
                 self._awaited[name] = self._awaited.pop(name)
                 self._due[name] = None
+                self._looked_at.add(name)
 
     def _learn(self, name: str, reply: Reply) -> None:
+        if name in self._looked_at:
+            self._looked_at.discard(name)
+            if reply != 0:
+                self._unannounced.add(name)
+                loop = asyncio.get_running_loop()
+                loop.call_later(_ANNOUNCED_WITHIN_S, self._doubt_announcements, name)
         if isinstance(reply, ServerError):
             _fail(self._awaited.get(name, ()), reply)
         elif reply != 0:
@@ -163,6 +183,11 @@ class EndWatch:
             for future in self._awaited.get(name, ()):
                 if not future.done():
                     future.set_result((reply[0], reply[1], reply[2]))
+
+    def _doubt_announcements(self, name: str) -> None:
+        if name in self._unannounced:
+            self._unannounced.discard(name)
+            self._look_until = time.monotonic() + _UNANNOUNCED_S
 
 
 def _fail(waiting: set[asyncio.Future[Ending]] | tuple[()], error: Exception) -> None:
