@@ -418,8 +418,8 @@ class Life:
         async with self._reaping:
             try:
                 # A job that runs alone must not be charged for what is read beside it.
-                may_reap = time.monotonic() >= max(self._reap_after, self._reap_from)
-                if may_reap and await self.slots.shared_within(self._settings.beat_s):
+                if time.monotonic() >= max(self._reap_after, self._reap_from):
+                    await self.slots.shared()
                     await self._reap()
             except ServerError as error:
                 if not error.transient:

@@ -76,6 +76,8 @@ class Slots:
         self._alone: JobContext | None = None
         self._readers = 0
         """Calls under way that read jobs, of which a process can die before any begins."""
+        self._waiting_readers = 0
+        """Those that wait until no job runs alone."""
         self._changed = asyncio.Event()
 
     def room(self, asked: int) -> int:
@@ -136,6 +138,9 @@ class Slots:
 
         If the process ends meanwhile, then because of this job, or for no fault of any.
         """
+        while self._waiting_readers:  # else one such job after the other would keep them waiting
+            self._changed.clear()
+            await self._changed.wait()
         self._alone = job
         timer: asyncio.TimerHandle | None = None
         try:
@@ -158,14 +163,16 @@ class Slots:
         """Whether a job is to run while nothing else does: nothing may be read then."""
         return self._alone is not None
 
-    async def shared_within(self, wait_s: float) -> bool:
-        """Wait until no job runs alone; False if that took too long."""
-        with suppress(TimeoutError):
-            async with asyncio.timeout(wait_s):
-                while self._alone is not None:
-                    self._changed.clear()
-                    await self._changed.wait()
-        return self._alone is None
+    async def shared(self) -> None:
+        """Wait until no job runs alone; before the next one does, `begin_reading` can be called."""
+        self._waiting_readers += 1
+        try:
+            while self._alone is not None:
+                self._changed.clear()
+                await self._changed.wait()
+        finally:
+            self._waiting_readers -= 1
+            self._changed.set()
 
     def begin_reading(self) -> None:
         """Note that jobs are about to be claimed, or returned: none runs alone until that ends."""
