@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator
 from functools import partial
 
 from arena import Arena
-from items import Column, Item, item_figures
+from items import Column, Growth, Item, item_figures
 from penstock.testing.figures import Figure
 from results import program
 
@@ -51,6 +51,7 @@ ITEMS = (
         },
         COLUMNS,
         barred=("100 workers of 10 queues",),
+        growths=(Growth("server", "100 workers of 10 queues", "25 workers of 10 queues", 4),),
     ),
     Item(
         {
@@ -59,6 +60,12 @@ ITEMS = (
         },
         COLUMNS,
         barred=("1 worker of 200 queues with lanes",),
+        growths=(
+            Growth(
+                *("server", "1 worker of 200 queues with lanes"),
+                *("1 worker of 50 queues with lanes", 4),
+            ),
+        ),
     ),
     Item(
         {

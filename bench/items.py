@@ -37,6 +37,8 @@ class Growth:
     large: str
     small: str
     most: float
+    is_quick: bool = False
+    """Whether it is measured with --quick, too."""
 
     @property
     def name(self) -> str:
@@ -54,15 +56,13 @@ class Item:
     growths: Sequence[Growth] = ()
 
     def quick_rows(self) -> list[str]:
-        """Those that bars are about."""
-        needed = {*self.barred}
-        for growth in self.growths:
-            needed |= {growth.large, growth.small}
+        quick = (growth for growth in self.growths if growth.is_quick)
+        needed = {*self.barred, *(row for one in quick for row in (one.large, one.small))}
         return [row for row in self.rows if row in needed]
 
 
 async def item_figures(suite: str, items: Sequence[Item], *, quick: bool) -> AsyncIterator[Figure]:
-    """Measure all sizes, or only those that have bars."""
+    """Measure all sizes, or quickly those whose bars matter most."""
     # Others who compute meanwhile spoil the rest: the reader shall see it.
     yield Figure(suite, "load of the machine beforehand", os.getloadavg()[0], "", 0, ">=")
     results = Results(suite)
@@ -86,6 +86,8 @@ def _figures(results: Results, item: Item, rows: Sequence[str]) -> Iterator[Figu
             bar, op = (column.bar, column.op) if row in item.barred else (0, ">=")
             yield results.value(_key(row, column.name), column.unit, bar, op)
     for growth in item.growths:
+        if not {growth.large, growth.small} <= {*rows}:
+            continue
         large, small = (_key(row, growth.column) for row in (growth.large, growth.small))
         yield results.growth(growth.name, growth.most, large, small)
 

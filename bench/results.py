@@ -12,9 +12,10 @@ from arena import FOLDER, Arena, Failed
 from penstock.testing.figures import Figure
 from rivals import Missing
 
-__all__ = ["ANSWERS", "DRAINS", "SENDS", "Results", "Turn", "program"]
+__all__ = ["ANSWERS", "DRAINS", "NOT_MEASURED", "SENDS", "Results", "Turn", "program"]
 
 ANSWERS, DRAINS, SENDS = " answers", " drains", " sends"
+NOT_MEASURED = ": NOT MEASURED"
 
 Turn = Callable[[Arena], Awaitable[dict[str, float]]]
 
@@ -59,9 +60,8 @@ class Results:
 
     def growth(self, name: str, most: float, large: str, small: str) -> Figure:
         """How many times as much one value is as another, round by round."""
-        missing = [key for key in (large, small) if not self._values.get(key)]
-        if missing:
-            return self._not_measured(f"{name} (missing: {', '.join(missing)})", "x", most)
+        if not self._values.get(large) or not self._values.get(small):
+            return self._not_measured(name, "x", most)
         rounds = zip(self._values[large], self._values[small], strict=False)
         value = statistics.median(more / less for more, less in rounds)
         return Figure(self._suite, name, value, "x", most, "<=")
@@ -80,7 +80,7 @@ class Results:
 
     def _not_measured(self, name: str, unit: str, bar: float) -> Figure:
         """A figure that never holds, whichever way its bar would point."""
-        return Figure(self._suite, f"{name}: NOT MEASURED", -1, unit, bar, ">=")
+        return Figure(self._suite, name + NOT_MEASURED, -1, unit, bar, ">=")
 
 
 def program(name: str, *arguments: Any) -> list[object]:

@@ -94,6 +94,7 @@ async def tick(count: int, seconds: float) -> dict[str, float]:
     return {
         "client": spent.client_us / len(counted),
         "server": spent.server_us / len(counted),
+        "both": (spent.client_us + spent.server_us) / len(counted),
         "ticks": len(counted) / spent.seconds,
         "late p50": percentile(counted, 50),
         "late p99": percentile(counted, 99),

@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 import os
 import subprocess
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from datetime import UTC, datetime
 from importlib.metadata import version
 from itertools import groupby
 
 from arena import FOLDER
 from penstock.testing.figures import Figure
+from results import NOT_MEASURED
 
 __all__ = ["tables"]
 
@@ -19,13 +20,26 @@ _Row = tuple[str, list[Figure]]
 
 
 def tables(figures: Iterable[Figure]) -> str:
-    """Tables of the figures named `<row>: <column>`, each with its bars; then all other figures."""
-    found = list(figures)
-    rows = [(row, list(some)) for row, some in groupby(found, _row_of) if row]
-    texts = [_table(list(some)) for _, some in groupby(rows, _columns)]
-    others = [figure for figure in found if not _row_of(figure)]
-    texts.append("\n".join(_bar(figure) for figure in others))
-    return "\n\n".join([_heading(), *texts])
+    """Tables of the figures named `<row>: <column>`, and under each its bars and other figures."""
+    blocks: list[tuple[list[_Row], list[Figure]]] = [([], [])]
+    for row, found in groupby(figures, _row_of):
+        some = list(found)
+        rows, others = blocks[-1]
+        if not row:
+            others += some
+        elif others or (rows and _columns(rows[0]) != _columns((row, some))):
+            blocks.append(([(row, some)], []))
+        else:
+            rows.append((row, some))
+    return "\n\n".join([_heading(), *(text for block in blocks for text in _texts(*block))])
+
+
+def _texts(rows: Sequence[_Row], others: Sequence[Figure]) -> Iterator[str]:
+    if rows:
+        yield _table(rows)
+    barred = [one for _, some in rows for one in some if one.bar or not one.holds]
+    if barred or others:
+        yield "\n".join(map(_bullet, [*barred, *others]))
 
 
 def _heading() -> str:
@@ -41,26 +55,26 @@ def _table(rows: Sequence[_Row]) -> str:
     lines = [[noun, *_columns(rows[0])], ["---"] * (1 + len(rows[0][1]))]
     for row, figures in rows:
         lines.append([row.removesuffix(noun).strip(), *(_number(one.value) for one in figures)])
-    texts = [f"| {' | '.join(cells)} |" for cells in lines]
-    bars = [_bar(one) for _, some in rows for one in some if one.bar]
-    return "\n".join(texts) + ("\n\n" + "\n".join(bars) if bars else "")
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
 
 
 def _columns(row: _Row) -> list[str]:
-    return [f"{_column_of(figure)}, {figure.unit}" for figure in row[1]]
+    return [f"{_names(figure)[1]}, {figure.unit}" for figure in row[1]]
 
 
 def _row_of(figure: Figure) -> str:
-    return figure.name.partition(": ")[0] if ": " in figure.name else ""
+    return _names(figure)[0]
 
 
-def _column_of(figure: Figure) -> str:
-    return figure.name.partition(": ")[2]
+def _names(figure: Figure) -> tuple[str, str]:
+    """Of its row, "" if it is in no table, and of its column."""
+    before, colon, after = figure.name.removesuffix(NOT_MEASURED).partition(": ")
+    return (before, after) if colon else ("", before)
 
 
-def _bar(figure: Figure) -> str:
+def _bullet(figure: Figure) -> str:
     value = f"{_number(figure.value)} {figure.unit}".strip()
-    if not figure.bar:
+    if figure.holds and not figure.bar:
         return f"- {figure.name}: {value}"
     kept = "held" if figure.holds else "MISSED"
     return f"- {kept}: {figure.name} {figure.op} {_number(figure.bar)}: {value}"
