@@ -333,3 +333,27 @@ async def test_nothing_starts_past_the_time_of_a_worker_that_its_providers_used_
     assert ran == []
     held[0].release()
     await eventually(lambda: ran == [(1, "session")])
+
+
+async def test_signs_to_many_queues_at_once_do_what_single_ones_do(workplace):
+    app = await workplace.open(silence_s=SILENCE_MS / 1000, beat_s=1.0)
+    late, later, timely, left = (Members(app.queue(name)) for name in ("a", "b", "c", "d"))
+
+    async def beat(*crews):
+        return await app.redis.scripts.beat_queues(
+            keys=[one.keys for one in crews], signs=[("w", 0)] * len(crews)
+        )
+
+    await late.silent(w=15_000, other=12_000)
+    await later.silent(w=11_000, other=12_000)
+    await timely.silent(w=1_000, other=12_000)
+    assert [answer > 0 for answer in await beat(late, later, left, timely)] == [1, 1, 0, 1]
+    # Where it was late itself the other gets more time, as it may have been the server.
+    assert [await one.look("w") for one in (late, later, timely)] == [[], [], ["other"]]
+    for one in (late, later, timely):
+        await one.silent(w=5_000)
+    assert [answer > 0 for answer in await beat(late, left, later, timely)] == [1, 0, 1, 1]
+    now = await late.now_ms()
+    for one in (late, later, timely):
+        assert now - dict(await one.signs())[b"w"] < 2_000
+    assert await left.living() == []
