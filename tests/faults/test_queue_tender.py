@@ -5,12 +5,15 @@ from __future__ import annotations
 import time
 
 import pytest
+from tests.workplace import Workplace
 
+from penstock.redis.keys import QueueKeyring, key_slot
 from penstock.testing.eventually import eventually
 
 from .queues.crew import BEAT_S, QUEUE, SILENCE_S, TASK
 
 QUICK = {"silence_s": SILENCE_S, "beat_s": BEAT_S, "poll_s": 0.05}
+HANGS_FOR_LONG = ("--cluster-node-timeout", "60000", "--cluster-require-full-coverage", "no")
 DEFAULTS = {"silence_s": 5.0, "beat_s": 1.0, "poll_s": 0.1}
 
 
@@ -76,3 +79,32 @@ async def test_others_find_what_the_killed_tender_would_have(
             "<=",
             bound_s,
         )
+
+
+async def test_a_node_that_hangs_holds_up_no_look_at_queues_of_another(start_cluster, namespace):
+    cluster, ran = start_cluster(2, 0, *HANGS_FOR_LONG), []
+    async with Workplace(cluster.url, namespace) as place:
+        app = await place.open()
+        halves: list[list[QueueKeyring]] = [[], []]
+        for number in range(8):
+
+            @app.queue(f"q{number}").handler
+            async def handle(job: int) -> None:
+                ran.append(job)
+
+            keys = QueueKeyring.of(app.redis.keys, f"q{number}")
+            halves[key_slot(keys.waiting) * 2 // 16384].append(keys)
+        worker = await place.start(app)
+        hung, living = cluster.nodes[0], halves[1][0]
+        assert halves[0]
+        hung.pause()
+        try:
+            began = time.monotonic()
+            for number in range(6):  # by a program that wakes nobody, so that they are looked for
+                await app.redis.call("RPUSH", living.list_of("high"), number)
+                await eventually(lambda number=number: len(ran) == number + 1, 20)
+            # Each look at the other queues takes the two seconds of `timeouts.command_s`.
+            assert time.monotonic() - began < 2.5
+        finally:
+            hung.resume()
+        await eventually(lambda: worker.readiness().ready, 10)

@@ -21,7 +21,9 @@ __all__ = ["Wakeups"]
 logger = logging.getLogger(__name__)
 quiet = RateLimitedLog(logger)
 
-BLOCK_S = 10.0
+# A connection that is dead without our knowing is noticed after this. The tender of a queue, which
+# looks for itself, does not depend on it.
+BLOCK_S = 30.0
 _MARGIN_S = 1.0
 # One connection keeps the queues that are idle for long, the other those that come and go.
 _CONNECTIONS = 2
