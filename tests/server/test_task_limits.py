@@ -7,7 +7,7 @@ import threading
 import pytest
 from tests.workplace import counters, in_hand, letters, record, stored
 
-from penstock import Fixed, RetryPolicy, current_job
+from penstock import Fixed, QueueFull, RetryPolicy, current_job
 from penstock.queues.options import Admission
 from penstock.testing.eventually import eventually
 from penstock.testing.queues import run_until_idle
@@ -87,9 +87,65 @@ async def test_all_jobs_of_a_limited_task_run_once_and_uncharged(workplace):
     await eventually(lambda: few_in_hand(heavy.queue, 0))
 
 
+async def test_jobs_of_a_queues_only_task_stay_on_the_list_while_it_is_at_its_limit(workplace):
+    """There are no others to find behind them, so nothing is set aside but what was claimed."""
+    app, hall = await workplace.open(max_size=0), Hall()
+    heavy = hall_task(app, hall)
+    await heavy.send_many([(number,) for number in range(500)])
+    await workplace.start(app, concurrency=8)
+    await eventually(lambda: hall.inside == 1)
+    await eventually(lambda: few_in_hand(heavy.queue, 1))
+    assert (await counters(heavy.queue))["set_aside"] <= 8
+    assert len(await stored(heavy.queue)) >= 500 - 8
+    hall.doors.set()
+    await eventually(lambda: len(hall.ended) == 500, within_s=20)
+    assert sorted(hall.ended) == [(number, 1) for number in range(500)]
+
+
+async def test_quick_jobs_of_a_limited_task_are_claimed_once(workplace):
+    app, ran = await workplace.open(max_size=0), []
+
+    @app.task(queue="mail", concurrency=4)
+    async def brief(number: int) -> None:
+        await asyncio.sleep(0)
+        ran.append(number)
+
+    await brief.send_many([(number,) for number in range(3_000)])
+    await workplace.start(app)
+    await eventually(lambda: len(ran) == 3_000, within_s=20)
+    assert (await counters(brief.queue)).get("set_aside", 0) <= 300
+    assert sorted(ran) == list(range(3_000))
+
+
+async def test_jobs_kept_for_a_quick_task_are_let_go_when_it_hangs(workplace):
+    apps, hall, ran = [await workplace.open(), await workplace.open()], Hall(), []
+
+    def brief_task(app, hangs):
+        @app.task(queue="mail", name="brief", concurrency=1)
+        async def brief(number: int) -> None:
+            if number < 0 and hangs:
+                await hall.visit(number)
+            else:
+                await asyncio.sleep(0.001)
+            ran.append(number)
+
+        return brief
+
+    brief, _ = brief_task(apps[0], True), brief_task(apps[1], False)
+    await workplace.start(apps[0], concurrency=8)
+    await brief.send_many([(number,) for number in range(20)])
+    await eventually(lambda: len(ran) == 20)
+    await brief.send_many([(-1,), *((number,) for number in range(20, 60))])
+    await eventually(lambda: hall.inside == 1)
+    await workplace.start(apps[1], concurrency=8)
+    await eventually(lambda: len(ran) == 60, within_s=20)
+    assert (hall.inside, sorted(ran)) == (1, list(range(60)))
+    hall.doors.set()
+
+
 async def test_jobs_come_back_in_their_order_and_to_their_lanes(workplace):
     app, hall = await workplace.open(), Hall()
-    heavy = hall_task(app, hall)
+    heavy, _ = hall_task(app, hall), quick_task(app, [])
     await heavy.send(0)
     worker = await workplace.start(app, concurrency=4)
     await eventually(lambda: hall.inside == 1)
@@ -146,6 +202,7 @@ async def test_a_worker_that_stops_leaves_no_job_of_a_limited_task_behind(workpl
 
 async def test_an_abandoned_thread_counts_against_the_limit_of_its_task(workplace):
     app, release, now, most = await workplace.open(), threading.Event(), [], []
+    quick_task(app, [])
 
     @app.task(queue="mail", concurrency=1, timeout=0.1, retry=RetryPolicy(2, Fixed(0.01)))
     def heavy() -> None:
@@ -171,7 +228,7 @@ async def test_an_abandoned_thread_counts_against_the_limit_of_its_task(workplac
 async def test_a_full_queue_is_noticed_although_jobs_are_set_aside(workplace):
     """What is set aside is bounded by the size of the queue; what is beyond fills the queue."""
     app, hall = await workplace.open(max_size=50), Hall()
-    heavy = hall_task(app, hall)
+    heavy, _ = hall_task(app, hall), quick_task(app, [])
     await heavy.send(0)
     await workplace.start(app, concurrency=4)
     await eventually(lambda: hall.inside == 1)
@@ -187,6 +244,28 @@ async def test_a_full_queue_is_noticed_although_jobs_are_set_aside(workplace):
     assert sent < 200
     hall.doors.set()
     await eventually(lambda: len(hall.ended) == sent, within_s=20)
+
+
+async def test_jobs_that_are_set_aside_leave_the_queue_its_room_for_delayed_ones(workplace):
+    app, hall = await workplace.open(max_size=20), Hall()
+    heavy, quick = hall_task(app, hall), quick_task(app, [])
+    await workplace.start(app, concurrency=4)
+    await heavy.send(0)
+    await eventually(lambda: hall.inside == 1)
+    await heavy.send_many([(number,) for number in range(1, 20)])
+    delayed = heavy.queue.keyring.delayed
+
+    async def are_aside():
+        return await app.redis.call("ZCARD", delayed) >= 15
+
+    await eventually(are_aside)
+    later = quick.with_options(delay=60)
+    for number in range(20):
+        await later.send(number)
+    with pytest.raises(QueueFull):
+        await later.send(20)
+    hall.doors.set()
+    await eventually(lambda: len(hall.ended) == 20, within_s=20)
 
 
 class Gate:

@@ -146,7 +146,9 @@ class Adder:
         places = (
             *(keys.waiting, keys.state, keys.counters, keys.overflow, keys.ring, keys.parked),
         )
-        others = (keys.delayed, keys.delayed_bodies, keys.workers, keys.dead_workers)
+        others = (
+            *(keys.delayed, keys.delayed_bodies, keys.workers, keys.dead_workers, keys.aside),
+        )
         self._pushes = Line(queue.client, "push_jobs", places)
         self._submits = Line(queue.client, "submit_jobs", (*places, *others))
         self._max_overflow = settings.max_overflow

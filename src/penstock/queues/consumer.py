@@ -73,9 +73,9 @@ class QueueConsumer(Service):
         self._places = places_of(queue, concurrency)
         self._performers = queue.performers()
         self._raw = queue.raw_performer()
-        self._tracks = queue.options.status or any(
-            one.tracked for one in (*self._performers.values(), self._raw) if one is not None
-        )
+        performers = [one for one in (*self._performers.values(), self._raw) if one is not None]
+        self._tracks = queue.options.status or any(one.tracked for one in performers)
+        self._only_task = len(performers) == 1 and performers[0].concurrency is not None
         self._work = Work(
             queue.codec,
             self.counts,
@@ -152,6 +152,7 @@ class QueueConsumer(Service):
             self._reaper,
             places=self._places,
             tracks=self._tracks,
+            only_task=self._only_task,
             tender=self._tender,
             wakeups=self._wakeups,
             stop_asked=self.stop_asked,

@@ -39,7 +39,7 @@ async def delete_queue(client: Client, codec: Codec, queue: str) -> bool:
         *(keys.waiting, keys.dead_letters, keys.overflow, keys.ring, keys.parked, keys.weights),
         *(keys.delayed, keys.delayed_bodies, keys.schedule, keys.workers, keys.dead_workers),
         *(keys.suspects, keys.counters, keys.state, keys.audit, keys.cancelled),
-        *(keys.wakeup, keys.lanes, keys.busy),
+        *(keys.wakeup, keys.lanes, keys.busy, keys.aside),
         *(keys.runnings + lane for lane in lanes),
         *(claims_of(keys, worker.name.encode()) for worker in workers),
     ]

@@ -61,8 +61,10 @@ def fixed_types(keys: QueueKeyring) -> dict[str, RedisType]:
     """What the keys hold that every queue has."""
     lists = (*map(keys.list_of, FIXED), keys.dead_letters, keys.overflow, keys.ring, keys.wakeup)
     hashes = (keys.state, keys.counters, keys.weights, keys.delayed_bodies, keys.suspects)
-    sorted_sets = (keys.workers, keys.dead_workers, keys.parked, keys.delayed, keys.schedule)
-    sorted_sets = (*sorted_sets, keys.busy)
+    sorted_sets = (
+        *(keys.workers, keys.dead_workers, keys.parked, keys.delayed, keys.aside, keys.schedule),
+        keys.busy,
+    )
     return {
         **dict.fromkeys(lists, RedisType.LIST),
         **dict.fromkeys(hashes, RedisType.HASH),

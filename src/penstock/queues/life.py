@@ -71,6 +71,7 @@ class Life:
         *,
         places: int,
         tracks: bool,
+        only_task: bool,
         tender: Tender,
         wakeups: Wakeups,
         stop_asked: asyncio.Event,
@@ -112,8 +113,9 @@ class Life:
             keep=ahead,
             keep_bytes=self._settings.prefetch_bytes,
             most_aside=queue.plain_target.max_size,
+            only_task=only_task,
         )
-        self.limits.when_surplus = self._surplus.set
+        self.limits.when_surplus, self.limits.when_place = self._surplus.set, self.jobs_wait
         self._must_look, self._reaping = asyncio.Event(), asyncio.Lock()
         self._watching = False
         """Whether nothing is started until silent workers have given signs, or were given up."""
@@ -390,7 +392,7 @@ class Life:
         if self._failures or self._paused_until > now:
             return max(self._paused_until, now + 0.001)
         if self._hint:
-            return None  # it is for want of room
+            return self.limits.next_look  # it is for want of room
         next_at = min(self._look_at, self._hand.look_again_at)
         if self._wakeups.is_deaf:
             next_at = min(next_at, now + self._settings.poll_s)

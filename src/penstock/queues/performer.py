@@ -46,7 +46,7 @@ class Performer:
     """Whether nothing has to be around a first attempt: it may be awaited where it was taken."""
 
     def __post_init__(self) -> None:
-        around = (self.concurrency, self.isolation, self.injects, self.context_parameter)
+        around = (self.isolation, self.injects, self.context_parameter)
         # A single attempt is noted when it begins: see `attempts`.
         retried = self.policy.max_attempts > 1
         quick = self.is_async and self.timeout_s is None and retried and not any(around)

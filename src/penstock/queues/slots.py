@@ -27,8 +27,6 @@ _AHEAD_S = 0.02
 _LEARNING = 0.1
 # A job that is to run alone waits so long for others to end, and then they wait so long for it.
 _ALONE_S = 5.0
-_MOST_SURPLUS = 1_000
-"""Claimed jobs that are yet to be set aside, at which no more are claimed."""
 _TURN = 64
 """Jobs run in one go before others get the event loop, however quick they are."""
 
@@ -69,8 +67,6 @@ class Slots:
         self._idle: list[asyncio.Future[None]] = []
         self._tasks: list[asyncio.Task[None]] = []
         self._waking = False
-        self._passed = 0
-        """Jobs in a row that were over the limits of their tasks: as many more may be claimed."""
         self._busy = 0
         self._beginning: set[JobContext] = set()
         self._alone: JobContext | None = None
@@ -85,13 +81,16 @@ class Slots:
         ahead = 0
         if self.each_s < _QUICK_S and self._bytes < self._most_bytes:
             ahead = min(self._most_ahead, int(self._usable * _AHEAD_S / max(self.each_s, 1e-6)))
-        if self._passed:
-            if len(self.limits.surplus) >= _MOST_SURPLUS:
-                return 0
-            ahead = max(ahead, min(self._most_ahead // 4, self._passed))
+        limits = self.limits
+        if limits.in_a_row:  # most of them may hold no place
+            ahead = max(ahead, min(self._most_ahead // 4, limits.in_a_row))
         size = self._usable + ahead
         room = max(0, size - self._busy - len(self._buffer) - asked)
-        return room if not (self._buffer or asked) or 2 * room >= size else 0
+        if (self._buffer or asked) and 2 * room < size:
+            return 0
+        if limits.in_a_row or limits.only_task:
+            return limits.claimable(room, len(self._buffer) + asked)
+        return room
 
     @property
     def is_stuck(self) -> bool:
@@ -231,6 +230,7 @@ class Slots:
         loop, me = asyncio.get_running_loop(), asyncio.current_task()
         buffer, running, pulse = self._buffer, self.running, self._pulse
         performer_of, counts, turn = self._work.performer_of, self._work.counts, 0
+        limits, limited = self.limits, None
         self._waking = False
         while True:
             while not buffer or self._alone is not None or self._busy >= self._usable:
@@ -252,10 +252,15 @@ class Slots:
             job.began = began
             try:
                 performer = performer_of(item)
-                if performer is not None and performer.concurrency is not None:
-                    if not await self._run_limited(job, performer):
-                        continue
-                elif performer is None or not performer.quick or not _is_simple(item):
+                if performer is None or performer.concurrency is None:
+                    limits.in_a_row = 0
+                elif limits.enter(performer, job):
+                    limited = performer
+                else:
+                    if not buffer:
+                        self._when_news()  # there is room for others
+                    continue
+                if performer is None or not performer.quick or not _is_simple(item):
                     await self._work.run(job, performer, self)
                 else:
                     # Nothing has to be around it, so it is run on the spot.
@@ -286,7 +291,9 @@ class Slots:
                 self._busy -= 1
                 if self._alone is not None:
                     self._changed.set()
-            self._passed = 0
+                if limited is not None:
+                    self._leave(job, limited)
+                    limited = None
             self.each_s += _LEARNING * (time.monotonic() - began - self.each_s)
             self._when_news()
             turn += 1
@@ -294,28 +301,23 @@ class Slots:
                 turn = 0
                 await asyncio.sleep(0)
 
-    async def _run_limited(self, job: JobContext, performer: Performer) -> bool:
-        """Run a job of a task with a limit of its own; False if it has to wait, without a place."""
-        if not self.limits.enter(performer, job):
-            self._passed += 1
-            if not self._buffer:
-                self._when_news()  # there is room for others
-            return False
-        try:
-            await self._work.run(job, performer, self)
-        finally:
-            if job.thread is None:
-                self._leave(job, performer)
-            else:  # its function still runs
-                job.thread.add_done_callback(lambda _: self._leave(job, performer))
-        return True
-
     def _leave(self, job: JobContext, performer: Performer) -> None:
+        """Let the next job of a task with a limit follow one that has ended."""
+        if job.thread is None:
+            self._follow(job, performer)
+        else:  # its function still runs
+
+            def returned(_: object) -> None:
+                self._follow(job, performer)
+                self._wake()
+
+            job.thread.add_done_callback(returned)
+
+    def _follow(self, job: JobContext, performer: Performer) -> None:
         following = self.limits.leave(performer, time.monotonic() - job.began)
         if following is not None:
             self._buffer.appendleft(following)
             self._bytes += len(following.item.data)
-            self._wake()
 
 
 def _number(job: JobContext) -> int:

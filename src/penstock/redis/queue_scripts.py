@@ -68,6 +68,7 @@ class QueueScripts(ScriptCaller):
             (
                 *(keys.waiting, keys.state, keys.counters, keys.overflow, keys.ring, keys.parked),
                 *(keys.delayed, keys.delayed_bodies, keys.workers, keys.dead_workers),
+                keys.aside,
             ),
             (
                 *(lane, keys.queue, side, policy, max_size, max_bytes, max_overflow),
@@ -195,7 +196,10 @@ class QueueScripts(ScriptCaller):
         """Let jobs wait without a claim: live workers, then for each 1, or 0 if it has ended."""
         return await self.run(
             "set_aside",
-            (*self._in_hand(keys, worker), keys.delayed, keys.delayed_bodies, keys.counters),
+            (
+                *self._in_hand(keys, worker),
+                *(keys.delayed, keys.delayed_bodies, keys.counters, keys.aside),
+            ),
             (worker, keys.records, keys.indexes, keys.runnings, wait_ms, f"{step_ms:.3f}", *jobs),
         )
 

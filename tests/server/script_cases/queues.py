@@ -52,6 +52,7 @@ def populate(client: Client, now: int) -> list[tuple[Argument, ...]]:
         ("HSET", k.counters, "added", 20, "dead", 2),
         ("ZADD", k.delayed, 1, "j10", now + DAY_MS, "j11"),
         ("HSET", k.delayed_bodies, "j10", "ba\n" + job(10), "j11", "b\n" + job(11)),
+        ("ZADD", k.aside, 1, "j10", now + DAY_MS, "j11"),
         ("ZADD", k.workers, now + DAY_MS, "w"),
         ("ZADD", k.dead_workers, now, "z"),
         ("HSET", k.suspects, "w", "z", "!z", 1, "?w", "2:a", "?z", "1"),

@@ -253,6 +253,11 @@ _QUEUES = (
         HASH, NEVER, "a job leaves when due", "queues", OURS,
     ),
     Family(
+        "queue.aside",
+        "penstock:queue:<queue>:aside", "penstock:queue:{<queue>}:aside",
+        ZSET, ALWAYS, "a job leaves after it was due; five minutes", "queues", OURS,
+    ),
+    Family(
         "queue.ring",
         "penstock:queue:<queue>:ring", "penstock:queue:{<queue>}:ring",
         LIST, NEVER, "a lane leaves when it is empty", "queues", OURS,

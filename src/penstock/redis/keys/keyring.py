@@ -36,6 +36,7 @@ class QueueKeyring:
     weights: str
     delayed: str
     delayed_bodies: str
+    aside: str
     workers: str
     dead_workers: str
     suspects: str
@@ -70,6 +71,7 @@ class QueueKeyring:
             weights=own.weights,
             delayed=own.delayed,
             delayed_bodies=own.delayed_bodies,
+            aside=own.aside,
             workers=own.workers,
             dead_workers=own.dead_workers,
             suspects=own.suspects,

@@ -87,6 +87,11 @@ class QueueKeys(FamilyKeys):
         return self._own("delayed_bodies")
 
     @property
+    def aside(self) -> str:
+        """ZSET: which of the jobs not yet due were set aside, over the limits of their tasks."""
+        return self._own("aside")
+
+    @property
     def ring(self) -> str:
         """LIST: fair lanes that have jobs, in the order of their turns."""
         return self._own("ring")

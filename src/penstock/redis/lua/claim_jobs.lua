@@ -35,8 +35,8 @@
 -- Returns  list  the server's ms; ms at which the next job is due, or 0; how many claims the worker
 --                has; the sum of 1 if lanes are in use, 2 if jobs on the lists were cancelled, 4 if
 --                there may be suspects, 8 if more were left for want of bytes, 16 if no process tends the
---                queue; then each lane and a list of jobs taken from it, whose claims are numbered in
---                this order: '17' in the plain list, '17:high' in a lane
+--                queue; then a lane and a list of jobs taken from it, again and again; their claims are
+--                numbered in this order: '17' in the plain list, '17:high' in a lane
 --          int   -1  the worker was given up as dead; nothing was done
 
 -- Servers before 7 let a script go on at maxmemory once it has written.
@@ -49,7 +49,6 @@ if not seen then
   return -1
 end
 -- Include: time
--- Include: records
 -- Include: lanes
 local waiting, ring, parked = KEYS[3], KEYS[4], KEYS[5]
 local PUT_OFF_MS, MOST_MOVED_BYTES, FIRST_STEP = 10000, 1048576, 4
@@ -64,12 +63,54 @@ local first_due = redis.pcall('ZRANGE', KEYS[6], 0, 0, 'WITHSCORES')
 if first_due.err then return fault_in('ZSET', KEYS[6]) end
 local next_due = tonumber(first_due[2])
 local is_due = next_due and next_due <= now
-local fault = fault_in('LIST', waiting)
+local plain = redis.pcall('LLEN', waiting)  -- how many jobs are in the plain list
+local fault = type(plain) == 'table' and fault_in('LIST', waiting)
   or (facts[7] or is_due) and (fault_in('LIST', ring) or fault_in('ZSET', parked))
   or facts[7] and fault_in('HASH', KEYS[10])
-  or is_due and (fault_in('HASH', KEYS[7]) or fault_in_indexes(ARGV[5]))
+  or is_due and fault_in('HASH', KEYS[7])
 if fault then return fault end
 local side, lane_limit = facts[1] or 'right', tonumber(facts[6] or 0)
+
+local move_due
+if is_due then
+-- Include: records
+  fault = fault_in_indexes(ARGV[5])
+  if fault then return fault end
+  function move_due()
+    local moves, is_list, moved = {}, {}, 0
+    for _, id in ipairs(redis.call('ZRANGEBYSCORE', KEYS[6], '-inf', now, 'LIMIT', 0, 200)) do
+      local body = redis.call('HGET', KEYS[7], id)
+      if body then
+        moved = moved + #body
+        local where, lane, item = string.match(body, '^(.)([^\n]*)\n(.*)$')
+        if not where then where, lane, item = 'b', '', body end
+        if is_list[lane] == nil then is_list[lane] = not fault_in('LIST', list_of(waiting, lane)) end
+        if is_list[lane] then
+          moves[#moves + 1] = {id, where == 'f', lane, item}
+        else
+          redis.call('ZADD', KEYS[6], now + PUT_OFF_MS, id)
+        end
+      else
+        redis.call('ZREM', KEYS[6], id)
+      end
+      if moved > MOST_MOVED_BYTES then break end
+    end
+    for _, move in ipairs(moves) do
+      local _, front, lane, item = unpack(move)
+      if not front then put(waiting, ring, parked, KEYS[8], side, lane, item, false) end
+    end
+    for place = #moves, 1, -1 do  -- so that the first to be due is in front of the others
+      local id, front, lane, item = unpack(moves[place])
+      if front then put(waiting, ring, parked, KEYS[8], side, lane, item, true) end
+      redis.call('ZREM', KEYS[6], id)
+      redis.call('HDEL', KEYS[7], id)
+      local name = string.match(id, '^[^ ]+') or id
+      turn(ARGV[4] .. name, ARGV[5], name, 'queued', now)
+    end
+    next_due = tonumber(redis.call('ZRANGE', KEYS[6], 0, 0, 'WITHSCORES')[2])
+    plain = redis.call('LLEN', waiting)
+  end
+end
 local done = 0
 if #ARGV > 8 then
   done = redis.call('HDEL', KEYS[2], unpack(ARGV, 9))
@@ -81,51 +122,33 @@ if #ARGV > 8 then
   end
 end
 
-if is_due then
-  local moves, is_list, moved = {}, {}, 0
-  for _, id in ipairs(redis.call('ZRANGEBYSCORE', KEYS[6], '-inf', now, 'LIMIT', 0, 200)) do
-    local body = redis.call('HGET', KEYS[7], id)
-    if body then
-      moved = moved + #body
-      local where, lane, item = string.match(body, '^(.)([^\n]*)\n(.*)$')
-      if not where then where, lane, item = 'b', '', body end
-      if is_list[lane] == nil then is_list[lane] = not fault_in('LIST', list_of(waiting, lane)) end
-      if is_list[lane] then
-        moves[#moves + 1] = {id, where == 'f', lane, item}
-      else
-        redis.call('ZADD', KEYS[6], now + PUT_OFF_MS, id)
-      end
-    else
-      redis.call('ZREM', KEYS[6], id)
-    end
-    if moved > MOST_MOVED_BYTES then break end
-  end
-  for _, move in ipairs(moves) do
-    local _, front, lane, item = unpack(move)
-    if not front then put(waiting, ring, parked, KEYS[8], side, lane, item, false) end
-  end
-  for place = #moves, 1, -1 do  -- so that the first to be due is in front of the others
-    local id, front, lane, item = unpack(moves[place])
-    if front then put(waiting, ring, parked, KEYS[8], side, lane, item, true) end
-    redis.call('ZREM', KEYS[6], id)
-    redis.call('HDEL', KEYS[7], id)
-    local name = string.match(id, '^[^ ]+') or id
-    turn(ARGV[4] .. name, ARGV[5], name, 'queued', now)
-  end
-  next_due = tonumber(redis.call('ZRANGE', KEYS[6], 0, 0, 'WITHSCORES')[2])
+if is_due then move_due() end
+
+-- What is seldom there is looked for at once: cancelled jobs, suspects, and lists of priorities.
+local high, normal, low = list_of(waiting, 'high'), list_of(waiting, 'normal'), list_of(waiting, 'low')
+local has_cancelled, is_careful, has_levels = false, false, false
+if redis.call('EXISTS', KEYS[11], KEYS[12], high, normal, low) > 0 then
+  has_cancelled = redis.call('EXISTS', KEYS[11]) == 1
+  is_careful = redis.call('EXISTS', KEYS[12]) == 1 and not fault_in('HASH', KEYS[12])
+  has_levels = redis.call('EXISTS', high, normal, low) > 0
+end
+local answer, number, left = {now, next_due or 0, 0,
+  (facts[7] and 1 or 0) + (has_cancelled and 2 or 0) + (is_careful and 4 or 0)},
+  tonumber(ARGV[2]), tonumber(ARGV[3])
+
+-- Whether there are jobs to take; fair lanes that are parked have none at present.
+local function has_jobs()
+  return plain > 0 or has_levels and redis.call('EXISTS', high, normal, low) > 0
+    or facts[7] and redis.call('EXISTS', ring) == 1
 end
 
-local answer, number, left = {now, next_due or 0, 0,
-  (facts[7] and 1 or 0) + 2 * redis.call('EXISTS', KEYS[11])},
-  tonumber(ARGV[2]), tonumber(ARGV[3])
 local at_limit = false
 if facts[2] then left = 0 end
 -- What all workers have in hand is counted only if there is something to take, and up to the limit.
 -- Of many workers those are asked that have taken jobs; some of those that have none any more leave
 -- with each call. Workers of earlier versions are not among them, but of few workers all are asked.
 local MANY_WORKERS, MOST_LEAVING = 1000, 500
-if facts[5] and left > 0 and redis.call('EXISTS', waiting, list_of(waiting, 'high'),
-  list_of(waiting, 'normal'), list_of(waiting, 'low'), ring, parked) > 0 then
+if facts[5] and left > 0 and (has_jobs() or redis.call('EXISTS', parked) == 1) then
   local is_many = redis.call('ZCARD', KEYS[1]) > MANY_WORKERS
   local asked, place, gone = is_many and string.sub(ring, 1, -5) .. 'busy' or KEYS[1], 0, 0
   local places = tonumber(facts[5])
@@ -150,17 +173,15 @@ if facts[5] and left > 0 and redis.call('EXISTS', waiting, list_of(waiting, 'hig
 end
 local allowed = left
 
--- Include: suspects
 local pop, unpop = 'LPOP', 'LPUSH'
 if side == 'left' then pop, unpop = 'RPOP', 'RPUSH' end
 local first_number, room, freed, is_cut = number, tonumber(ARGV[8]), 0, false
-local is_careful = redis.call('EXISTS', KEYS[12]) == 1 and not fault_in('HASH', KEYS[12])
-if is_careful then answer[4] = answer[4] + 4 end
 
 -- How many of the next jobs may be taken: those in front of the first suspect, or that one alone if
 -- the worker has taken nothing else in this call and has no other on trial. It looks no further than
 -- there is room.
 local function harmless(lane, most)
+-- Include: suspects
   local list, seen, bytes, largest, step = list_of(waiting, lane), 0, 0, 1, math.min(most, FIRST_STEP)
   while step > 0 do
     local from, to = seen, seen + step - 1
@@ -190,6 +211,11 @@ local function take(lane, most)
   if most <= 0 or is_cut or (facts[8] and string.find(facts[8], '<' .. lane .. '>', 1, true)) then
     return 0
   end
+  if lane == '' then
+    if plain == 0 then return 0 end
+  elseif PRIORITIES[lane] and not has_levels then
+    return 0
+  end
   local suspect
   if is_careful then
     if left <= 0 then return 0 end
@@ -197,7 +223,7 @@ local function take(lane, most)
     if most == 0 then return 0 end
   end
   local list, suffix = list_of(waiting, lane), lane == '' and '' or ':' .. lane
-  local items, claims, count, bytes, largest = {}, {}, 0, 0, 1
+  local claims, count, bytes, largest = {}, 0, 0, 1
   local step = math.min(most, FIRST_STEP)
   while step > 0 do
     local some = redis.pcall(pop, list, step)
@@ -207,24 +233,26 @@ local function take(lane, most)
       local item = some[place]
       local size = #item
       if bytes + size > room and number > first_number then
-        for last = got, place, -1 do redis.call(unpop, list, some[last]) end
+        for last = got, place, -1 do
+          redis.call(unpop, list, some[last])
+          some[last] = nil
+        end
         is_cut = true
         break
       end
       count, bytes = count + 1, bytes + size
-      items[count], claims[2 * count - 1], claims[2 * count] = item, number .. suffix, item
+      claims[2 * count - 1], claims[2 * count] = number .. suffix, item
       number = number + 1
       if size > largest then largest = size end
     end
+    if some[1] then answer[#answer + 1], answer[#answer + 2] = lane, some end
     if is_cut or got < step then break end
     step = math.min(most - count, math.max(1, math.floor((room - bytes) / largest)))
   end
   room = room - bytes
+  if lane == '' then plain = plain - count end
   if facts[3] then freed = freed + bytes end
-  if count > 0 then
-    redis.call('HSET', KEYS[2], unpack(claims))
-    answer[#answer + 1], answer[#answer + 2] = lane, items
-  end
+  if count > 0 then redis.call('HSET', KEYS[2], unpack(claims)) end
   left = is_cut and 0 or left - count
   if suspect and count > 0 then
     redis.call('HSET', KEYS[12], '?' .. ARGV[1], claims[1])
@@ -331,7 +359,7 @@ if facts[3] and freed > 0 then
   local stored = redis.pcall('HINCRBY', KEYS[8], 'bytes', -freed)
   if type(stored) == 'table' or stored < 0 then redis.call('HSET', KEYS[8], 'bytes', 0) end
 end
-if answer[4] % 4 >= 2 then
+if has_cancelled then
 -- Include: inhand
   redis.call('PERSIST', KEYS[11])  -- earlier versions give it a time to live
   if not is_careful and left > 0 and not facts[8] and redis.call('EXISTS', ring, parked) == 0
@@ -343,10 +371,9 @@ end
 local is_full = allowed > 0 and left == 0 and not at_limit
   or (is_careful or is_cut) and #answer > 4
 if is_full or (facts[5] and done > 0 and ARGV[3] == '0') then
-  local lists = redis.call('EXISTS', waiting, ring, list_of(waiting, 'high'),
-    list_of(waiting, 'normal'), list_of(waiting, 'low'))
-  if lists > 0 then wake(ring, is_full and 2 or 1) end
-elseif left > 0 and not (is_careful or is_cut or facts[8]) and redis.call('EXISTS', ring) == 0 then
+  if has_jobs() then wake(ring, is_full and 2 or 1) end
+elseif left > 0 and not (is_careful or is_cut or facts[8])
+  and not (facts[7] and redis.call('EXISTS', ring) == 1) then
   redis.pcall('LPOP', wakeup_of(ring), 2)
 end
 answer[3] = redis.call('HLEN', KEYS[2])

@@ -13,6 +13,7 @@
 -- KEYS[6]  ZSET  ids of jobs not yet due
 -- KEYS[7]  HASH  jobs not yet due
 -- KEYS[8]  HASH  counters
+-- KEYS[9]  ZSET  those of the jobs not yet due that were set aside
 -- ARGV[1]  str   worker
 -- ARGV[2]  str   beginning of the names of records
 -- ARGV[3]  str   beginning of the names of the indexes by state
@@ -32,7 +33,7 @@ if not redis.call('ZSCORE', KEYS[1], ARGV[1]) then return -1 end
 -- Include: lanes
 local fault = fault_in_indexes(ARGV[3])
 if fault then return fault end
-local ROUND_MS = 50
+local ROUND_MS, LONGEST_MS = 50, 300000
 local claims, ids = {}, {}
 for place = 7, #ARGV, 3 do
   claims[#claims + 1], ids[#ids + 1] = ARGV[place], ARGV[place + 1]
@@ -64,6 +65,11 @@ end
 if moved[1] then
   redis.call('ZADD', KEYS[6], unpack(waits))
   redis.call('HSET', KEYS[7], unpack(bodies))
+  -- Those that are back leave this index by their time: whatever brings them back need not know it.
+  local back = redis.call('ZRANGEBYSCORE', KEYS[9], '-inf', now, 'LIMIT', 0, 1000)
+  if back[1] then redis.call('ZREM', KEYS[9], unpack(back)) end
+  redis.call('ZADD', KEYS[9], unpack(waits))
+  redis.call('PEXPIRE', KEYS[9], LONGEST_MS)
   redis.call('HDEL', KEYS[2], unpack(moved))
   for _, claim in ipairs(moved) do free(ARGV[4], KEYS[4], KEYS[5], KEYS[3], ARGV[1], claim) end
   redis.pcall('HINCRBY', KEYS[8], 'set_aside', #moved)

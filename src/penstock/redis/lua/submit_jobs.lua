@@ -16,6 +16,7 @@
 -- KEYS[8]  HASH  jobs not yet due
 -- KEYS[9]  ZSET  live workers of the queue
 -- KEYS[10] ZSET  dead workers of the queue whose claims are to be returned
+-- KEYS[11] ZSET  those of the jobs not yet due that were set aside, over the limits of their tasks
 -- ARGV[1]  str   lane, '' for the plain list
 -- ARGV[2]  str   the queue's name
 -- ARGV[3]  str   'right' or 'left'
@@ -171,6 +172,14 @@ local function id_taken(job)
   end
 end
 
+-- Whether as many jobs are to be due later as may be; those that were set aside are not counted.
+local function has_many_later()
+  local count = redis.call('ZCARD', KEYS[7]) + #later
+  if most == 0 or count < most then return false end
+  local aside = redis.pcall('ZCOUNT', KEYS[11], '(' .. now, '+inf')
+  return type(aside) == 'table' or count - aside >= most
+end
+
 local packed, refused = {}, 0
 
 -- The answer for a job that wants to be in the list.
@@ -201,7 +210,7 @@ for place = 14, #ARGV do
   local said = job.unique and unique_taken(job) or id_taken(job)
   if not said and job.wait then
     job.wait = math.max(0, job.wait < 0 and -job.wait - now or job.wait)
-    said = (most > 0 and redis.call('ZCARD', KEYS[7]) + #later >= most) and 0 or 1
+    said = has_many_later() and 0 or 1
     if said == 1 then later[#later + 1] = job end
     answer[2] = true
   elseif not said then
