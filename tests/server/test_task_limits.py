@@ -146,8 +146,13 @@ async def test_jobs_kept_for_a_quick_task_are_let_go_when_it_hangs(workplace):
 async def test_jobs_come_back_in_their_order_and_to_their_lanes(workplace):
     app, hall = await workplace.open(), Hall()
     heavy, _ = hall_task(app, hall), quick_task(app, [])
-    await heavy.send(0)
     worker = await workplace.start(app, concurrency=4)
+    hall.doors.set()
+    await heavy.send(-1)
+    await eventually(lambda: hall.ended)  # a quick task, so what comes back is kept
+    hall.doors.clear()
+    hall.ended.clear()
+    await heavy.send(0)
     await eventually(lambda: hall.inside == 1)
     for number in range(1, 9):
         await heavy.with_options(group="ann").send(number)

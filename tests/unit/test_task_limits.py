@@ -19,8 +19,8 @@ class Clock:
     def monotonic(self):
         return self.now
 
-    def thread_time(self):
-        return self.used
+    def used_s(self):
+        return self.used, 0.0
 
     def pass_by(self, seconds, busy):
         self.now += seconds
@@ -31,6 +31,7 @@ class Clock:
 def clock(monkeypatch):
     clock = Clock()
     monkeypatch.setattr(task_limits, "time", clock)
+    monkeypatch.setattr(task_limits, "_used_s", clock.used_s)
     return clock
 
 
@@ -76,28 +77,37 @@ async def test_jobs_are_passed_in_search_of_others_while_the_loop_is_idle(clock)
     assert some.next_look is None
 
 
-async def test_few_are_passed_while_the_loop_is_busy(clock):
-    some = limits()
-    learn(some, 5)
+async def test_few_of_a_quick_task_are_passed_while_the_process_is_busy(clock):
+    some = limits(keep=0)
+    learn(some, 0.001)
     fill(some, 1_200)
     some.surplus.clear()
     clock.pass_by(1, busy=0.9)
-    assert some.claimable(250, 0) == 20
-    fill(some, 20)
+    assert some.claimable(250, 0) == 25
+    fill(some, 25)
     assert some.claimable(250, 0) == 0
-    assert some.next_look == pytest.approx(clock.now + 0.02)
-    clock.pass_by(0.03, busy=0.1)
+    assert some.next_look == pytest.approx(clock.now + 0.1)
+    clock.pass_by(0.2, busy=0.1)
     assert some.claimable(250, 0) == 250
     assert some.next_look is None
 
 
-async def test_jobs_of_other_tasks_let_as_many_be_passed_again(clock):
+async def test_any_number_of_a_slow_task_is_passed_while_the_process_is_busy(clock):
     some = limits()
     learn(some, 5)
     fill(some, 1_200)
     some.surplus.clear()
     clock.pass_by(1, busy=1)
-    assert some.claimable(250, 0) == 20
+    assert some.claimable(250, 0) == 250
+
+
+async def test_jobs_of_other_tasks_let_as_many_be_passed_again(clock):
+    some = limits(keep=0)
+    learn(some, 0.001)
+    fill(some, 1_200)
+    some.surplus.clear()
+    clock.pass_by(1, busy=1)
+    assert some.claimable(250, 0) == 25
     some.in_a_row = 0
     fill(some, 5)
     assert some.claimable(250, 0) == 250

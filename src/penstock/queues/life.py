@@ -55,6 +55,8 @@ _MOST_ASIDE = 250
 _REFUSED_S, _LONGEST_REFUSED_S = 0.001, 0.1
 # Enough to keep a quick function busy while answers are on their way.
 _MOST_CALLS = 4
+# What is done is told after this, if no claim comes before because enough jobs are kept here.
+_TELL_WITHIN_S = 0.02
 # The record of a job that takes less than this never says that it runs.
 _NOTE_AFTER_S = 0.02
 
@@ -92,6 +94,8 @@ class Life:
         """How often in a row the gate has granted less than was asked for."""
         self._look_at = math.inf
         """When to look for jobs without being woken, because the gate said so."""
+        self._tell_at = 0.0
+        """When to tell at the latest what is done, if jobs of tasks at their limits are kept."""
         self._reap_after = self._paused_until = self._types_after = 0.0
         # All may be silent because the server was away, which a newcomer has not seen.
         beats_s = _BEATS_FIRST * self._settings.beat_s
@@ -194,6 +198,7 @@ class Life:
             return False
         self._under_way += 1
         self._asked += most
+        self._tell_at = time.monotonic() + _TELL_WITHIN_S
         if most:
             self.slots.begin_reading()
         call = asyncio.create_task(self._call(most), name=f"queue {self._queue.name} claim")
@@ -214,7 +219,12 @@ class Life:
         if wanted or (
             not self._under_way
             and hand.done
-            and (slots.is_empty or slots.is_alone or len(hand.done) >= prefetch)
+            and (
+                slots.is_empty
+                or slots.is_alone
+                or len(hand.done) >= prefetch
+                or (self.limits.kept and time.monotonic() >= self._tell_at)
+            )
         ):
             return min(wanted, prefetch)
         return None
@@ -391,9 +401,12 @@ class Life:
         now = time.monotonic()
         if self._failures or self._paused_until > now:
             return max(self._paused_until, now + 0.001)
-        if self._hint:
-            return self.limits.next_look  # it is for want of room
-        next_at = min(self._look_at, self._hand.look_again_at)
+        must_tell = self.limits.kept and self._hand.done and not self._under_way
+        next_at = self._tell_at if must_tell else math.inf
+        if self._hint:  # it is for want of room
+            next_at = min(next_at, self.limits.next_look or math.inf)
+            return next_at if next_at < math.inf else None
+        next_at = min(next_at, self._look_at, self._hand.look_again_at)
         if self._wakeups.is_deaf:
             next_at = min(next_at, now + self._settings.poll_s)
         return next_at if next_at < math.inf else None

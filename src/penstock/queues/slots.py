@@ -100,7 +100,7 @@ class Slots:
     @property
     def is_empty(self) -> bool:
         """Whether nothing is left to begin."""
-        return not self._buffer
+        return not (self._buffer or self.limits.kept)
 
     def put(self, jobs: Iterable[JobContext]) -> None:
         new = list(jobs)

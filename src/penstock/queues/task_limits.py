@@ -19,6 +19,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from heapq import heappop, heappush
+from pathlib import Path
 from typing import Final
 
 from penstock.queues.context import JobContext
@@ -36,9 +37,10 @@ _KEEP_S, _KEEP_MORE, _KEEP_BELOW_S = 0.25, 4.0, 2.0
 _PATIENCE, _FIRST_PATIENCE_S, _SOON_S = 4.0, 0.05, 0.001
 # After so many jobs in a row of tasks with limits the next ones are taken to be such, too.
 _IN_A_ROW: Final = 1_000
-# While the event loop is busy for more than this part of its time, so many jobs a second are passed
-# in search of others; else as many as can be. It is looked at once in so many seconds.
-_BUSY, _BUSY_RATE, _WINDOW_S = 0.5, 1_000.0, 0.02
+# While the process is busy for more than this part of its time, so many jobs a second of tasks that
+# are quicker than this are passed in search of others; else as many as can be. It is looked at once
+# in so many seconds.
+_BUSY, _BUSY_RATE, _QUICK_S, _WINDOW_S = 0.5, 250.0, 0.01, 0.1
 # Jobs that come back each second, over all workers of the queue: at least so many, and so many
 # times what they can run.
 _LEAST_RATE: Final = 250.0
@@ -89,6 +91,11 @@ class _Limited:
         return not self.each_s and bool(self.waiting)
 
     @property
+    def is_quick(self) -> bool:
+        """Whether many of its jobs run here, one soon after the other."""
+        return self.running > 0 and not self.is_stuck and self.each_s < _QUICK_S
+
+    @property
     def patience_s(self) -> float:
         return max(_KEEP_S, _PATIENCE * self.each_s) if self.each_s else _FIRST_PATIENCE_S
 
@@ -99,20 +106,20 @@ class _Limited:
 
 
 class _Passing:
-    """How many jobs may be claimed and set aside in search of others.
+    """How many jobs of quick tasks may be claimed and set aside in search of others.
 
     That costs processor time, which the jobs that run here may need more.
     """
 
     def __init__(self) -> None:
-        self._since, self._used = time.monotonic(), time.thread_time()
+        self._since, self._used = time.monotonic(), _used_s()
         self._passed, self._is_idle = 0, True
 
     def allowed(self) -> float:
         now = time.monotonic()
         if now - self._since >= _WINDOW_S:
-            used = time.thread_time()
-            self._is_idle = used - self._used < _BUSY * (now - self._since)
+            used, most_s = _used_s(), _BUSY * (now - self._since)
+            self._is_idle = all(to - at < most_s for at, to in zip(self._used, used, strict=True))
             self._since, self._used, self._passed = now, used, 0
         return math.inf if self._is_idle else max(0, _BUSY_RATE * _WINDOW_S - self._passed)
 
@@ -123,6 +130,16 @@ class _Passing:
 
     def note(self) -> None:
         self._passed += 1
+
+
+def _used_s() -> tuple[float, float]:
+    """Processor time of this process; and of this thread, with its waits for a processor."""
+    try:
+        used, waited, *_ = Path("/proc/thread-self/schedstat").read_bytes().split()
+        thread_s = (int(used) + int(waited)) / 1e9
+    except (OSError, ValueError):  # not every system tells that
+        thread_s = time.thread_time()
+    return time.process_time(), thread_s
 
 
 class TaskLimits:
@@ -137,8 +154,8 @@ class TaskLimits:
         self._tasks: dict[str, _Limited] = {}
         self._keep, self._keep_bytes, self._most_aside = keep, keep_bytes, most_aside
         self.only_task = only_task
-        self._bytes = 0
-        """Of the jobs that wait here."""
+        self.kept = self._bytes = 0
+        """Jobs that wait here, and their size."""
         self._workers = 1
         self._all_back = 0.0
         """When all that was set aside has come back, by the monotonic clock."""
@@ -165,6 +182,8 @@ class TaskLimits:
         fits = min(wanted, self._fitting(coming))
         if self.only_task or fits == wanted:
             return fits
+        if not any(task.is_quick for task in self._tasks.values()):
+            return wanted
         allowed = max(fits, min(wanted, self._passing.allowed() - coming))
         if allowed < 1:
             self.next_look = self._passing.next_look
@@ -195,6 +214,7 @@ class TaskLimits:
             and self._bytes < self._keep_bytes
         ):
             task.waiting.append(job)
+            self.kept += 1
             self._bytes += len(job.item.data)
             if task.patience is None:
                 self._be_patient(performer, task, time.monotonic())
@@ -216,6 +236,7 @@ class TaskLimits:
                 self.when_place()
             return None
         following = task.waiting.popleft()
+        self.kept -= 1
         self._bytes -= len(following.item.data)
         return following
 
@@ -240,6 +261,7 @@ class TaskLimits:
     def _let_go(self, performer: Performer, task: _Limited) -> None:
         task.is_stuck = True
         self.surplus.extendleft((performer, job) for job in reversed(task.waiting))
+        self.kept -= len(task.waiting)
         self._bytes -= sum(len(job.item.data) for job in task.waiting)
         task.waiting.clear()
         if self.when_surplus is not None:
@@ -268,7 +290,7 @@ class TaskLimits:
         if self._most_aside and task.out_count * self._workers >= self._most_aside:
             return None
         each_s = task.each_s or time.monotonic() - task.began
-        rate = max(_LEAST_RATE / self._workers, _SUPPLY * task.limit / max(each_s, 0.001))
+        rate = max(_LEAST_RATE / self._workers, _SUPPLY * task.limit / max(each_s, 1e-5))
         first_s = min(_LATEST_S, max(_SOONEST_S, task.out_count / rate))
         return first_s, min(1 / rate, _LATEST_S / count)
 
@@ -296,7 +318,7 @@ class TaskLimits:
         for task in self._tasks.values():
             left += task.waiting
             task.waiting.clear()
-        self._bytes = 0
+        self.kept = self._bytes = 0
         return left
 
     def _task(self, performer: Performer) -> _Limited:
