@@ -8,7 +8,10 @@ import pytest
 from tests.workplace import counters, in_hand, letters, record, stored
 
 from penstock import Fixed, QueueFull, RetryPolicy, current_job
+from penstock.queues.items import read_item
 from penstock.queues.options import Admission
+from penstock.redis.codec import Codec
+from penstock.settings import CodecSettings
 from penstock.testing.eventually import eventually
 from penstock.testing.queues import run_until_idle
 
@@ -168,6 +171,39 @@ async def test_jobs_come_back_in_their_order_and_to_their_lanes(workplace):
     await eventually(lambda: len(hall.ended) == 9)
     assert [number for number, _ in hall.ended] == list(range(9))
     assert worker.readiness().ready
+
+
+async def test_jobs_that_were_set_aside_are_recalled_in_their_order(workplace):
+    app = await workplace.open()
+    heavy = hall_task(app, Hall())
+    jobs = await heavy.send_many([(number,) for number in range(5)])
+    keys, scripts = heavy.queue.keyring, app.redis.scripts
+    await scripts.join_queue(keys=keys, worker="w")
+    await scripts.claim_jobs(keys=keys, worker="w", first=1, most=5, done=())
+    told = [part for claim, job in enumerate(jobs, 1) for part in (claim, job.id, "")]
+    await scripts.set_aside(keys=keys, worker="w", wait_ms=60_000, step_ms=1_000, jobs=told)
+    # One has come back by itself meanwhile, has failed, and waits for its next attempt.
+    await app.redis.call("ZADD", keys.delayed, 9e12, jobs[1].id)
+    assert await scripts.recall_jobs(keys=keys, most=3) == 2
+    _, _, _, _, _, taken = await scripts.claim_jobs(keys=keys, worker="w", first=9, most=9, done=())
+    assert [read_item(item, Codec(CodecSettings())).id for item in taken] == [
+        jobs[0].id,
+        jobs[2].id,
+    ]
+    assert await scripts.recall_jobs(keys=keys, most=9) == 2
+    assert await scripts.recall_jobs(keys=keys, most=9) == 0
+
+
+async def test_places_of_a_limited_task_stay_busy_whatever_was_set_aside(workplace):
+    """What was set aside for a minute comes back as soon as there is a place."""
+    app, hall = await workplace.open(max_size=0), Hall()
+    heavy, _ = hall_task(app, hall, 2), quick_task(app, [])
+    await heavy.send_many([(number,) for number in range(3_000)])
+    await workplace.start(app, concurrency=8)
+    await eventually(lambda: hall.inside == 2)
+    await eventually(lambda: few_in_hand(heavy.queue, 2), within_s=20)
+    hall.doors.set()
+    await eventually(lambda: len(hall.ended) == 3_000, within_s=8)  # 12 s at 250 a second
 
 
 async def test_a_job_that_was_set_aside_can_be_cancelled(workplace):

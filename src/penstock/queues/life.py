@@ -83,8 +83,8 @@ class Life:
         self._client, self._settings = queue.client, queue.client.settings.queues
         self._tracks, self._stop_asked, self._note = tracks, stop_asked, note
         self._tender, self._wakeups, self.keys = tender, wakeups, hand.keys
-        self._news, self._ended, self._must_note, self._surplus = (
-            asyncio.Event() for _ in range(4)
+        self._news, self._ended, self._must_note, self._surplus, self._place = (
+            asyncio.Event() for _ in range(5)
         )
         self._hint = True
         """Whether there may be jobs to claim."""
@@ -119,7 +119,7 @@ class Life:
             most_aside=queue.plain_target.max_size,
             only_task=only_task,
         )
-        self.limits.when_surplus, self.limits.when_place = self._surplus.set, self.jobs_wait
+        self.limits.when_surplus, self.limits.when_place = self._surplus.set, self._place.set
         self._must_look, self._reaping = asyncio.Event(), asyncio.Lock()
         self._watching = False
         """Whether nothing is started until silent workers have given signs, or were given up."""
@@ -142,8 +142,9 @@ class Life:
         settling = asyncio.create_task(self._settle_for_ever(), name=f"{name} settle")
         noting = asyncio.create_task(self._note_for_ever(), name=f"{name} note")
         setting_aside = asyncio.create_task(self._set_aside_for_ever(), name=f"{name} set aside")
+        recalling = asyncio.create_task(self._recall_for_ever(), name=f"{name} recall")
         looking = asyncio.create_task(self._look_when_late_for_ever(), name=f"{name} late")
-        self._beside = (stopping_jobs, settling, noting, setting_aside, looking)
+        self._beside = (stopping_jobs, settling, noting, setting_aside, recalling, looking)
         for beside in self._beside:
             beside.add_done_callback(lambda _: self._news.set())
         stopping = asyncio.create_task(self._stop_asked.wait())
@@ -370,6 +371,19 @@ class Life:
                     self._work.passed_over(job)
             self._something_ended()
         await self._return_permits(self._queue.options.gate, len(jobs))
+
+    async def _recall_for_ever(self) -> None:
+        """Let jobs that were set aside be claimed as soon as there is a place for them."""
+        while True:
+            await self._place.wait()
+            self._place.clear()
+            try:
+                if most := self.limits.recallable():
+                    recall = self._client.scripts.recall_jobs
+                    self.limits.recalled(await recall(keys=self.keys, most=most))
+            except ServerError as error:
+                self.troubled(error)  # they come back by themselves
+            self.jobs_wait()
 
     def _something_ended(self) -> None:
         self._hint |= self._hand.meets_suspects  # the next one may be claimed now

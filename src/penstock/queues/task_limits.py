@@ -48,6 +48,7 @@ _SUPPLY: Final = 1.25
 _SOONEST_S, _LATEST_S = 0.05, 60.0
 _MOST_SURPLUS: Final = 1_000
 """Claimed jobs that are yet to be set aside, at which no more are claimed."""
+_MOST_RECALLED: Final = 250
 _TOGETHER: Final = 25
 """Jobs that are taken to come back at one moment."""
 # Set aside, a job may come back this much later: moments are rounded, so that few wake-ups do.
@@ -58,8 +59,8 @@ class _Limited:
     """One task with a limit."""
 
     __slots__ = (
-        "began", "each_s", "is_stuck", "last_end", "limit", "out", "out_count", "patience",
-        "running", "waiting",
+        "began", "best_s", "each_s", "is_stuck", "last_end", "limit", "out", "out_count",
+        "patience", "running", "waiting",
     )  # fmt: skip
 
     def __init__(self, limit: int) -> None:
@@ -67,8 +68,9 @@ class _Limited:
         self.began = self.last_end = time.monotonic()
         """When its first job was met: the first to end takes at least as long as that is ago."""
         self.running = 0
-        self.each_s = 0.0
-        """How long a job took of late; 0 before the first has ended."""
+        self.each_s = self.best_s = 0.0
+        """How long a job took of late, and how long it takes if nothing holds it up; 0 before the
+        first has ended."""
         self.is_stuck = False
         """Whether no job has ended for so long that none is kept."""
         self.waiting: deque[JobContext] = deque()
@@ -93,7 +95,7 @@ class _Limited:
     @property
     def is_quick(self) -> bool:
         """Whether many of its jobs run here, one soon after the other."""
-        return self.running > 0 and not self.is_stuck and self.each_s < _QUICK_S
+        return self.running > 0 and not self.is_stuck and self.best_s < _QUICK_S
 
     @property
     def patience_s(self) -> float:
@@ -165,6 +167,7 @@ class TaskLimits:
         self.when_surplus: Callable[[], object] | None = None
         self.when_place: Callable[[], object] | None = None
         """Called when a job could run here, none is kept, and some were set aside."""
+        self._recalled: _Limited | None = None
         self.in_a_row = 0
         """Jobs met of tasks at their limits, without one that could run otherwise."""
         self.next_look: float | None = None
@@ -230,9 +233,13 @@ class TaskLimits:
         task = self._task(performer)
         task.running -= 1
         task.is_stuck, task.last_end = False, time.monotonic()
-        task.each_s += (_LEARNING if task.each_s else 1.0) * (took_s - task.each_s)
+        task.best_s = min(took_s, task.best_s + _LEARNING / 5 * (took_s - task.best_s))
+        if not task.each_s:
+            task.each_s = task.best_s = took_s
+        task.each_s += _LEARNING * (took_s - task.each_s)
         if not task.waiting:
             if self.has_aside and self.when_place is not None:
+                self._recalled = task
                 self.when_place()
             return None
         following = task.waiting.popleft()
@@ -266,6 +273,24 @@ class TaskLimits:
         task.waiting.clear()
         if self.when_surplus is not None:
             self.when_surplus()
+
+    def recallable(self) -> int:
+        """How many of the jobs that were set aside could be here now."""
+        task = self._recalled
+        if task is None or task.waiting:
+            return 0
+        size = task.limit - task.running + min(self._keep, task.worth_keeping(_KEEP_S))
+        return int(min(_MOST_RECALLED, size))
+
+    def recalled(self, count: int) -> None:
+        """Note that so many are due now."""
+        task, self._recalled = self._recalled, None
+        while task is not None and task.out and count > 0:
+            back, some = heappop(task.out)
+            gone = min(some, count)
+            count, task.out_count = count - gone, task.out_count - gone
+            if gone < some:
+                heappush(task.out, (back, some - gone))
 
     def next_surplus(self, most: int) -> tuple[Performer, list[JobContext]] | None:
         """Take up to `most` surplus jobs of one task."""

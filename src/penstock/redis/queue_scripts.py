@@ -203,6 +203,10 @@ class QueueScripts(ScriptCaller):
             (worker, keys.records, keys.indexes, keys.runnings, wait_ms, f"{step_ms:.3f}", *jobs),
         )
 
+    async def recall_jobs(self, *, keys: QueueKeyring, most: int) -> int:
+        """Let jobs that were set aside be due now: how many are."""
+        return await self.run("recall_jobs", (keys.delayed, keys.aside), (most,))
+
     async def join_queue(self, *, keys: QueueKeyring, worker: str) -> int:
         """Become a live worker: the server's ms."""
         return await self.run("join_queue", (keys.workers,), (worker,))

@@ -244,6 +244,7 @@ QUEUES = Engine(
                 jobs=["1", "j12", "1", "2:a", "j13", ""],
             ),
         ],
+        "recall_jobs": [call("recall_jobs", most=2)],
         "reap_claims": [
             with_unique(
                 "reap_claims",
