@@ -22,6 +22,7 @@ from penstock.topics.delayed import Mover
 from penstock.topics.growth import grow_topic
 from penstock.topics.message import BARRIER, HEADERS, KEY, Message, field_of
 from penstock.topics.partitioners import RoundRobin
+from penstock.topics.rehoming import Rehoming
 from penstock.topics.subscription import Subscription
 from penstock.topics.topic import Topic
 
@@ -372,3 +373,36 @@ async def test_a_key_keeps_its_order_from_before_a_growth_to_after_it(client, to
             await topic.send(3, key=key)
         await eventually(lambda: sum(map(len, seen.values())) == 60)
     assert seen == {key: [1, 2, 3] for key in keys}
+
+
+async def test_one_who_knows_an_earlier_number_of_partitions_loses_nothing(client, topic):
+    """It would send home what another has brought back, and take that for done."""
+    key = next(
+        f"k{n}"
+        for n in range(999)
+        if [crc32(b"k%d" % n) % count for count in (2, 3, 4)] == [0, 1, 0]
+    )
+    await topic.send("late", key=key, delay=LONG_S)
+    await grow(client, 3)
+    late = Rehoming(client)
+    outdated = await late.know("later")
+    await grow(client, 4)
+    current = await Rehoming(client).know("later")
+    waiting = [client.keys.partition("later", index) for index in range(4)]
+
+    async def rows(index):
+        keys = waiting[index]
+        _, _, *found = await client.scripts.look_at_due(
+            stream=keys.stream,
+            delayed=keys.delayed,
+            delayed_bodies=keys.delayed_bodies,
+            counters=keys.counters,
+            count=10,
+            ahead_ms=10**9,
+        )
+        return found
+
+    for _ in range(2):
+        assert await late.move(outdated, 0, await rows(0)) is None
+        assert await late.move(current, 1, await rows(1)) == ([], [])
+    assert [len(await rows(index)) for index in range(4)] == [1, 0, 0, 0]

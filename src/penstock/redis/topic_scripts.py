@@ -308,12 +308,19 @@ class TopicScripts(ScriptCaller):
         old_payload: str,
         partition: int,
         generation: int,
+        counters: str,
+        markers_upto: int,
     ) -> int | None:
-        """Let a delayed message of another partition wait here: 1 now, 0 before; None: no topic."""
-        keys = (stream, delayed, delayed_bodies, dedup, dedup_times, payload, payloads)
+        """Let a delayed message of another partition wait here: 1 now, 0 before; None: no topic.
+
+        -2: the topic has grown since.
+        """
+        keys = (stream, delayed, delayed_bodies, dedup, dedup_times, payload, payloads, counters)
         about_body = (payload_name, body, old_payload)
-        arguments = (id_, due, message, remember_ms, *about_body, partition, generation)
-        return await self.run("adopt_delayed", keys, arguments)
+        place = (partition, generation, markers_upto)
+        return await self.run(
+            "adopt_delayed", keys, (id_, due, message, remember_ms, *about_body, *place)
+        )
 
     async def drop_delayed(
         self,
@@ -323,10 +330,15 @@ class TopicScripts(ScriptCaller):
         payloads: str,
         payload_prefix: str,
         gone: Sequence[Argument],
+        counters: str,
+        markers_upto: int,
     ) -> int:
-        """Forget delayed messages that wait elsewhere, each an id and the name of its body."""
-        keys = (delayed, delayed_bodies, payloads)
-        return await self.run("drop_delayed", keys, (payload_prefix, *gone))
+        """Forget delayed messages that wait elsewhere, each an id and the name of its body.
+
+        -2: the topic has grown since, and nothing was forgotten.
+        """
+        keys = (delayed, delayed_bodies, payloads, counters)
+        return await self.run("drop_delayed", keys, (payload_prefix, markers_upto, *gone))
 
     async def beat_member(
         self,

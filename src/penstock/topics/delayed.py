@@ -218,7 +218,10 @@ class Mover(Service):
             if life and text(life) != known.facts.life:
                 self._homes.forget(topic)
                 return [0, _GROWN]
-            due, elsewhere = await self._homes.move(known, index, rows)
+            sorted_out = await self._homes.move(known, index, rows)
+            if sorted_out is None:
+                return [0, _GROWN]
+            due, elsewhere = sorted_out
             moved = 0
             if due:
                 (reply,) = await self._ask([self._call(place, known, due)])

@@ -33,6 +33,7 @@ LOOK_AHEAD_MS: Final = 2_000
 _AT_ONCE = 50
 """Bodies that are read at once: what is large is stored beside them."""
 _REMEMBER_MS = 3_600_000
+_GROWN = -2
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,11 +124,11 @@ class Rehoming:
 
     async def move(
         self, known: TopicGeneration, stored: int, rows: Sequence[Reply]
-    ) -> tuple[list[bytes], list[tuple[int, int]]]:
+    ) -> tuple[list[bytes], list[tuple[int, int]]] | None:
         """Bring messages of a partition to where they belong.
 
         Returns the ids of those that are due and belong where they are, and for the others their
-        partitions and the ms until they are due.
+        partitions and the ms until they are due; None if the topic has grown since.
         """
         due: list[bytes] = []
         leaving: list[tuple[int, Waiting]] = []
@@ -139,7 +140,8 @@ class Rehoming:
             elif not waiting.wait_ms:
                 due.append(waiting.id)
         for first in range(0, len(leaving), _AT_ONCE):
-            await self._send_home(known.facts, stored, leaving[first : first + _AT_ONCE])
+            if not await self._send_home(known, stored, leaving[first : first + _AT_ONCE]):
+                return None
         return due, [(home, waiting.wait_ms) for home, waiting in leaving]
 
     def _home(self, known: TopicGeneration, stored: int, waiting: Waiting) -> int:
@@ -162,37 +164,42 @@ class Rehoming:
         return home if type(home) is int and 0 <= home < known.facts.partitions else stored
 
     async def _send_home(
-        self, facts: Facts, stored: int, leaving: Sequence[tuple[int, Waiting]]
-    ) -> None:
-        old = self._client.keys.partition(facts.name, stored)
+        self, known: TopicGeneration, stored: int, leaving: Sequence[tuple[int, Waiting]]
+    ) -> bool:
+        """Let messages wait elsewhere; False if the topic has grown since."""
+        old = self._client.keys.partition(known.facts.name, stored)
         ids = [waiting.id for _, waiting in leaving]
         bodies = await self._client.call("HMGET", old.delayed_bodies, *ids)
         there = [
             (*one, body) for one, body in zip(leaving, bodies, strict=True) if body is not None
         ]
         adopted = await asyncio.gather(
-            *(self._adopt(facts, stored, *one) for one in there if not one[1].body_name)
+            *(self._adopt(known, stored, *one) for one in there if not one[1].body_name)
         )
         for one in there:
             if one[1].body_name:  # by itself: of large bodies no more than one is in hand
-                adopted.append(await self._adopt(facts, stored, *one))
+                adopted.append(await self._adopt(known, stored, *one))
         names: Mapping[bytes, bytes] = {waiting.id: waiting.body_name for _, waiting in leaving}
-        gone = [part for id_ in adopted if id_ is not None for part in (id_, names[id_])]
+        gone = [part for id_, done in adopted if done in (0, 1) for part in (id_, names[id_])]
+        dropped = 0
         if gone:
-            await self._client.scripts.drop_delayed(
+            dropped = await self._client.scripts.drop_delayed(
                 delayed=old.delayed,
                 delayed_bodies=old.delayed_bodies,
                 payloads=old.payloads,
                 payload_prefix=payload_prefix(old),
                 gone=gone,
+                counters=old.counters,
+                markers_upto=known.generation,
             )
+        return dropped != _GROWN and not any(done == _GROWN for _, done in adopted)
 
     async def _adopt(
-        self, facts: Facts, stored: int, home: int, waiting: Waiting, body: bytes
-    ) -> bytes | None:
-        """Store a message in its new partition; its id, None if there is no such partition."""
-        old = self._client.keys.partition(facts.name, stored)
-        new = self._client.keys.partition(facts.name, home)
+        self, known: TopicGeneration, stored: int, home: int, waiting: Waiting, body: bytes
+    ) -> tuple[bytes, int | None]:
+        """Store a message in its new partition; its id, and what the script says."""
+        old = self._client.keys.partition(known.facts.name, stored)
+        new = self._client.keys.partition(known.facts.name, home)
         name, large = text(waiting.body_name), b""
         if name:
             large = await self._client.call("GET", old.payload(name)) or b""
@@ -212,6 +219,8 @@ class Rehoming:
             body=large,
             old_payload=old.payload(name) if name else "",
             partition=home,
-            generation=facts.generation,
+            generation=known.facts.generation,
+            counters=new.counters,
+            markers_upto=known.generation,
         )
-        return None if done is None else waiting.id
+        return waiting.id, done

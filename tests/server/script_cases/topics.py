@@ -226,7 +226,7 @@ TOPICS = Engine(
         "adopt_delayed": [
             call(
                 "adopt_delayed",
-                "stream delayed delayed_bodies dedup dedup_times payloads",
+                "stream delayed delayed_bodies dedup dedup_times payloads counters",
                 payload=body("new"),
                 id_="d9",
                 due="5",
@@ -237,14 +237,16 @@ TOPICS = Engine(
                 old_payload="",
                 partition=0,
                 generation=2,
+                markers_upto=2,
             )
             for name in ("", "new")
         ],
         "drop_delayed": [
             call(
                 "drop_delayed",
-                "delayed delayed_bodies payloads",
+                "delayed delayed_bodies payloads counters",
                 payload_prefix=payload_prefix,
+                markers_upto=2,
                 gone=["d1", "", "d2", "b2"],
                 removes=[body("b2")],  # it stands in another partition by now
             )

@@ -3,6 +3,9 @@
 -- The partition that it comes from may be on another node: it is copied here first, and then dropped
 -- there. A repeat is recognised, also when the message is in the stream by now.
 --
+-- Processes that know different numbers of partitions would send a message to and fro, and take one
+-- that has come back for a repeat. So nothing is written for a caller whose generation is over here.
+--
 -- KEYS[1]  STREAM  the partition's messages
 -- KEYS[2]  ZSET    ids of messages not yet due
 -- KEYS[3]  HASH    messages not yet due
@@ -10,6 +13,7 @@
 -- KEYS[5]  ZSET    idempotency keys by the time they are forgotten
 -- KEYS[6]  STRING  the large body, at its new place
 -- KEYS[7]  ZSET    names of large bodies
+-- KEYS[8]  HASH    the partition's counters
 -- ARGV[1]  str     id of the message
 -- ARGV[2]  str     ms at which it is due
 -- ARGV[3]  str     the message, as it is stored where it comes from
@@ -20,12 +24,15 @@
 -- ARGV[8]  int     number of this partition
 -- ARGV[9]  int     generation of the topic by which it belongs here: after another growth it may come
 --                  back
+-- ARGV[10] int     generation up to which the caller knows the markers of the partitions
 --
 -- Returns  1    it waits here
 --          0    it did before
+--          -2   the topic has grown since; nothing written
 --          nil  there is no such partition
 
 if redis.call('EXISTS', KEYS[1]) == 0 then return false end
+if redis.call('HEXISTS', KEYS[8], 'barrier:' .. string.format('%.0f', ARGV[10] + 1)) == 1 then return -2 end
 -- Include: time
 local once = 'moved/' .. ARGV[9] .. '/' .. ARGV[1]
 if redis.call('HEXISTS', KEYS[4], once) == 1 then return 0 end
