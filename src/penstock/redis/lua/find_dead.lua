@@ -20,7 +20,7 @@
 redis.call('ZREM', KEYS[1], '')
 -- Include: time
 -- Include: silence
-local MANY = 500
+local MANY = 100
 redis.call('HDEL', KEYS[3], ARGV[2])
 local own, silence_ms = redis.call('ZSCORE', KEYS[1], ARGV[2]), tonumber(ARGV[1])
 if own and tonumber(own) <= now - silence_ms then

@@ -35,8 +35,8 @@ redis.call('ZREM', KEYS[1], '')  -- a write that needs no memory: the others may
 sweep_upto(KEYS[1], now)
 local ended = redis.call('ZCOUNT', KEYS[1], '-inf', now)
 
--- A call looks at so many tickets of others at the most.
-local PASSED_OVER_MS, MOST_SEEN = 200, 1000
+-- A call looks at so many tickets of others at the most, or takes a fifth as many out of the line.
+local PASSED_OVER_MS, MOST_SEEN = 200, 500
 local ticket, limit = ARGV[1], tonumber(ARGV[2])
 local function when(came)
   came = tonumber(came)
@@ -89,6 +89,7 @@ local function count_others(came)
     local turn, count = tonumber(told[2] or nil), tonumber(told[3] or nil)
     if name ~= ticket and now >= (tonumber(told[1] or 0) or 0) then
       leave_line(name)  -- it has not been heard of for too long
+      seen = seen + 4
     elseif name == ticket or (count and turn and now - turn > PASSED_OVER_MS) then
       place = place + 1
     else
