@@ -149,6 +149,18 @@ async def test_a_pin_takes_its_partitions_from_who_has_them(app, consume):
     await eventually(lambda: (first.partitions, pinned.partitions) == ([0, 2], [1, 3]))
 
 
+async def test_who_gives_a_partition_up_before_it_was_read_is_ready_without_it(app, consume):
+    orders = app.topic("orders", partitions=1, type=int)
+    first = await consume(orders, no_op)
+    await eventually(lambda: first.partitions == [0] and not first.trouble())
+    [held], [reader] = first._serving, first._readers.values()
+    held.readable = reader.begun = False  # as while it is taken over
+    await reader.look_again()
+    pinned = await consume(orders, no_op, pin=(1, 0))
+    await eventually(lambda: pinned.partitions == [0])
+    await eventually(lambda: not first.trouble())
+
+
 async def test_groups_do_not_share_with_each_other(app, consume):
     orders = app.topic("orders", partitions=2, type=int)
     consumers = [await consume(orders, no_op, group=group) for group in ("a", "b")]

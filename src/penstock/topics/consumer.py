@@ -364,6 +364,7 @@ class Consumer(Service):
             held.drop(held.buffered)
             del self._serving[held]
             self._ownership.helds.pop(held.source.partition, None)
+            self._room.look_again()  # a reader that has no partition left closes its connection
 
     def _unbegun(self, held: Held) -> list[bytes]:
         """Ids of what was fetched and never handed to the handler."""
