@@ -63,7 +63,11 @@ Id = Annotated[str, Bounds(max_length=LONGEST_ID)]
 
 
 class Trouble(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One failed attempt, in short: the last few travel with the job."""
+    """One failed attempt, in short: the last few travel with the job.
+
+    It gets no further members: a worker of an earlier version would drop them. What a later version
+    has to remember stands beside, in `Meta`.
+    """
 
     attempt: Count
     at_ms: Ms
