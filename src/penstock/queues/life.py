@@ -488,14 +488,16 @@ class Life:
         """See what becomes of others that are silent, if this worker stands still again and again.
 
         What it starts next may stop this process for as long as what it ran last, so if nothing
-        else can notice that one of them is dead, it is waited for: a sign of life, or its end.
+        else can notice that one of them is dead, it is waited for: a sign of life, or its end. One
+        that was given up looks for the dead in any case, as soon as it may.
         """
         hand, settings = self._hand, self._settings
         stood_still, hand.pulse.stood_still = hand.pulse.stood_still, False
         until = time.monotonic() + 2 * settings.silence_s
         while stood_still and not hand.lost and time.monotonic() < until:
+            has_looked = time.monotonic() >= self._reap_from
             try:
-                if not await self._reaper.alone_can_notice(hand.worker, hand.now_ms):
+                if has_looked and not await self._reaper.alone_can_notice(hand.worker, hand.now_ms):
                     return
             except ServerError as error:
                 self.troubled(error)
