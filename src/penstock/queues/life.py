@@ -121,8 +121,6 @@ class Life:
         )
         self.limits.when_surplus, self.limits.when_place = self._surplus.set, self._place.set
         self._must_look, self._reaping = asyncio.Event(), asyncio.Lock()
-        self._watching = False
-        """Whether nothing is started until silent workers have given signs, or were given up."""
         hand.pulse.when_late = self._must_look.set
         if hand.pulse.stood_still:
             self._must_look.set()
@@ -455,8 +453,7 @@ class Life:
                     logger.exception("queue %s: cannot look after it", self._queue.name)
                 self.troubled(error)
             finally:
-                if not self._watching:
-                    self._hand.pulse.release()
+                self._hand.pulse.release()
 
     async def _reap(self) -> None:
         """Return what dead workers had. No job begins meanwhile: it might block the event loop."""
@@ -476,13 +473,11 @@ class Life:
             await self._must_look.wait()
             self._must_look.clear()
             self._tender.look_soon(self._queue.name)
-            self._watching = True
             try:
                 await self.return_claims_of_the_dead()
                 await self._watch_silent_ones()
             finally:
-                self._watching = False
-                self._hand.pulse.release()
+                self._hand.pulse.resume()
 
     async def _watch_silent_ones(self) -> None:
         """See what becomes of others that are silent, if this worker stands still again and again.

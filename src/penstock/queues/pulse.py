@@ -23,10 +23,10 @@ class Pulse:
         """On the monotonic clock; nothing may be started afterwards until a sign is confirmed."""
         self.when_late: Callable[[], None] | None = None
         """Called when the member turns out to be alive after it was silent for too long. It may
-        have to look after the others then: starts are held back until `release`."""
+        have to look after the others then: starts are held back until `resume`."""
         self.stood_still = False
         """Whether the process itself has stood still for too long. Who sees to that resets it."""
-        self._until, self._held = 0.0, False
+        self._until, self._held, self._late = 0.0, False, False
         self._silence_s, self._beat_s = silence_s, beat_s
         self._loop = asyncio.get_running_loop()
         self._lost = False
@@ -45,24 +45,26 @@ class Pulse:
         was_late = 0 < self._until <= sent_at
         self._until = sent_at + self._silence_s
         if was_late and self.when_late is not None:
-            self._held = True
+            self._late = True
             self._loop.call_soon_threadsafe(self.when_late)
-        if not self._held:
-            self._publish()
+        self._publish()
 
     def stand_still(self) -> None:
-        """Take it that the process stood still: nothing is started until `release`."""
-        self.stood_still = True
-        self.hold()
+        """Take it that the process stood still: nothing is started until `resume`."""
+        self.stood_still, self._late, self.alive_until = True, True, 0.0
+
+    def resume(self) -> None:
+        """Start jobs again, having been late."""
+        self._late = False
+        self._publish()
 
     def hold(self) -> None:
         """Let nothing be started until `release`."""
         self._held, self.alive_until = True, 0.0
 
     def release(self) -> None:
-        if self._held:
-            self._held = False
-            self._publish()
+        self._held = False
+        self._publish()
 
     def lose(self) -> None:
         """Note that the membership is over."""
@@ -102,7 +104,7 @@ class Pulse:
         return accepted
 
     def _publish(self) -> None:
-        if not self._lost:
+        if not (self._lost or self._held or self._late):
             self.alive_until = self._until
             if self._waiting:
                 self._loop.call_soon_threadsafe(self._wake)
