@@ -87,7 +87,7 @@ async def test_few_of_a_quick_task_are_passed_while_the_process_is_busy(clock):
     fill(some, 25)
     assert some.claimable(250, 0) == 0
     assert some.next_look == pytest.approx(clock.now + 0.1)
-    clock.pass_by(0.2, busy=0.1)
+    clock.pass_by(0.15, busy=0.1)
     assert some.claimable(250, 0) == 250
     assert some.next_look is None
 

@@ -121,7 +121,10 @@ class _Passing:
         now = time.monotonic()
         if now - self._since >= _WINDOW_S:
             used, most_s = _used_s(), _BUSY * (now - self._since)
-            self._is_idle = all(to - at < most_s for at, to in zip(self._used, used, strict=True))
+            # After a long time without a question, what was used meanwhile says nothing.
+            self._is_idle = now - self._since < 2 * _WINDOW_S and all(
+                to - at < most_s for at, to in zip(self._used, used, strict=True)
+            )
             self._since, self._used, self._passed = now, used, 0
         return math.inf if self._is_idle else max(0, _BUSY_RATE * _WINDOW_S - self._passed)
 
