@@ -38,7 +38,7 @@ async def figures(*, quick: bool) -> AsyncIterator[Figure]:
 async def _idle(
     workers: int, queues: int, topics: int, processes: int, arena: Arena, quick: bool
 ) -> dict[str, float]:
-    seconds, jobs = (2, 200) if quick else (8, 1_000)
+    seconds, jobs = (2, 200) if quick else (6, 1_000)
     sizes = workers, queues, topics, processes
     return await arena.run(program("idle_workers", *sizes, seconds, jobs))
 
