@@ -59,7 +59,7 @@ def _table(rows: Sequence[_Row]) -> str:
 
 
 def _columns(row: _Row) -> list[str]:
-    return [f"{_names(figure)[1]}, {figure.unit}" for figure in row[1]]
+    return [", ".join(filter(None, (_names(one)[1], one.unit))) for one in row[1]]
 
 
 def _row_of(figure: Figure) -> str:
