@@ -145,6 +145,15 @@ async def test_holders_and_state_tell_who_has_what(gpu):
     assert (state.limit, state.taken, state.waiting) == (2, 2, 0)
 
 
+async def test_a_caller_that_gave_up_waiting_has_left_the_line(gpu, process):
+    other = await process()
+    async with gpu.hold(), gpu.hold():
+        for _ in range(5):
+            with pytest.raises(SlotsTaken):
+                await gpu.take(timeout=0.01)
+            assert (await other.state()).waiting == 0
+
+
 async def test_names_do_not_share_their_slots(gpu, process):
     other = await process("disk/a:b {c}")
     await gpu.take()

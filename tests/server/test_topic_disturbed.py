@@ -152,7 +152,7 @@ async def test_messages_whose_delivery_got_lost_are_found_and_not_charged(
     for first in (0, 20):
         hits = rule.hits
         await sender.send_batch([Outgoing(n, key=str(n % 3)) for n in range(first, first + 20)])
-        await eventually(lambda f=first: consumer.counts.handled == f + 20, 10)
+        await eventually(lambda f=first: consumer.counts.handled == f + 20, 30)
         assert rule.hits > hits
     assert sorted(notes.seen) == [(n, 1) for n in range(40)]
     assert (await orders.dead_letters.list()).letters == []

@@ -198,7 +198,7 @@ async def test_the_example_in_the_documentation_runs_and_stops(tmp_path) -> None
         process.send_signal(signal.SIGTERM)
         code, _, err = await ended(process)
         assert code == 0
-        assert time.monotonic() - began < 1
+        assert time.monotonic() - began < 5
         assert [json.loads(line)["level"] for line in err.splitlines()] == ["info"] * 4
 
 

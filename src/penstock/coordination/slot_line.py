@@ -35,6 +35,8 @@ _ROUNDS: Final = 3
 _LARGEST_GROUP: Final = 100
 # The server learns within this time that more callers wait here, and that some have left.
 _NEWS_S: Final = 0.05
+# The last caller that leaves waits so long at most until the server knows.
+_LEAVE_S: Final = 1.0
 
 
 class Waiter:
@@ -94,13 +96,22 @@ class SlotLine:
         else:
             self._tell_news()
         try:
-            return await waiter.future
+            slot = await waiter.future
         except asyncio.CancelledError:
             if self._remove(waiter):
                 self._tell_news()
             elif not waiter.future.cancelled() and (slot := waiter.future.result()):
                 await self._give_back(slot)
             raise
+        if slot is None and not self._waiters:
+            await self._until_left()
+        return slot
+
+    async def _until_left(self) -> None:
+        """Wait until the ticket is given up: it stands before callers that do not wait."""
+        if self._task is not None:
+            self._woken.set()
+            await asyncio.wait([self._task], timeout=_LEAVE_S)
 
     # ---- the task
 
