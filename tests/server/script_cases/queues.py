@@ -394,7 +394,7 @@ QUEUES = Engine(
         ],
         "move_tick": [call("move_tick", name="s", text="every", found="1000", tick="inf")],
         "remove_schedule": [call("remove_schedule", name="s")],
-        "look_at_schedule": [call("look_at_schedule", name="tick")],
+        "look_at_schedule": [call("look_at_schedule", name="s")],
         "list_schedules": [call("list_schedules", cursor="0", count=10)],
         "upcoming_ticks": [call("upcoming_ticks", start_ms=0, ahead_ms=1000, offset=0, count=10)],
         "fire_tick": [
