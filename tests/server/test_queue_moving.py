@@ -114,9 +114,10 @@ async def test_a_move_that_is_cut_off_doubles_at_most_and_loses_nothing(
             scripts.receive_jobs = cut_before_the_end
             with pytest.raises((OutcomeUnknown, Unreachable)):
                 await QueueAdmin(weak, CODEC).move("mail", "slow")
-        assert len(await ids(client, other.waiting)) == 20
+        arrived = len(await ids(client, other.waiting)) - 10
+        assert arrived > 0
         [worker] = await QueueAdmin(client, CODEC).workers("mail")
-        assert worker.claims == 10
+        assert worker.claims == arrived
         await client.call("ZADD", keys.workers, 1, worker.name)
         assert await client.scripts.find_dead(keys=keys, silence_ms=1_000) == [worker.name.encode()]
         claims = await client.call("HGETALL", keys.claimed(worker.name))
