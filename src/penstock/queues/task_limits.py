@@ -115,7 +115,7 @@ class _Passing:
 
     def __init__(self) -> None:
         self._since, self._used = time.monotonic(), _used_s()
-        self._passed, self._is_idle = 0, True
+        self._passed, self._is_idle = 0, False
 
     def allowed(self) -> float:
         now = time.monotonic()
@@ -183,7 +183,7 @@ class TaskLimits:
             task.is_unknown for task in self._tasks.values()
         ):
             return 0
-        if not self._tasks or not (self.only_task or self.in_a_row >= _IN_A_ROW):
+        if not self._tasks or not (self.only_task or self.in_a_row + coming >= _IN_A_ROW):
             return wanted
         fits = min(wanted, self._fitting(coming))
         if self.only_task or fits == wanted:
