@@ -35,7 +35,7 @@ async def _schedules(count: int, arena: Arena, quick: bool) -> dict[str, float]:
 
 
 async def _slots(count: int, processes: int, arena: Arena, quick: bool) -> dict[str, float]:
-    return await arena.run(program("slot_waiters", count, processes, 2 if quick else 10))
+    return await arena.run(program("slot_waiters", count, processes, 4 if quick else 10))
 
 
 async def _records(size: int, arena: Arena, quick: bool) -> dict[str, float]:
