@@ -48,6 +48,8 @@ FORCED_PARTITION: Final = "x-force-partition-id"
 
 _ONE_FIELD: Final = 2
 _NOT_YET: Final = object()
+_ODD = {b"", b'"'}
+"""How payloads begin that are elsewhere, or that the Java library may have quoted."""
 _headers_decoder = msgspec.json.Decoder(dict[str, Any])
 
 
@@ -157,7 +159,10 @@ class Message:
     def payload(self) -> Any:
         """The payload as the handler's type; `DecodeError` if it is not that."""
         if self._decoded is _NOT_YET:
-            self._decoded = self.source.decode(self.raw_payload)
+            fields = self.fields
+            # As a rule it is there, and begins as nothing does that is to be looked at.
+            is_plain = self.body is None and fields[0] == PAYLOAD and fields[1][:1] not in _ODD
+            self._decoded = self.source.decode(fields[1] if is_plain else self.raw_payload)
         return self._decoded
 
     async def unpack_aside(self) -> None:
