@@ -133,8 +133,9 @@ class _Passing:
         """When the answer may be another, by the monotonic clock."""
         return self._since + _WINDOW_S
 
-    def note(self) -> None:
-        self._passed += 1
+    def note(self, count: int) -> None:
+        """Note that so many are claimed."""
+        self._passed += count
 
 
 def _used_s() -> tuple[float, float]:
@@ -194,6 +195,7 @@ class TaskLimits:
         if allowed < 1:
             self.next_look = self._passing.next_look
             return 0
+        self._passing.note(int(allowed) - fits)
         return int(allowed)
 
     def _fitting(self, coming: int) -> int:
@@ -226,7 +228,6 @@ class TaskLimits:
                 self._be_patient(performer, task, time.monotonic())
             return False
         self.surplus.append((performer, job))
-        self._passing.note()
         if len(self.surplus) == 1 and self.when_surplus is not None:
             self.when_surplus()
         return False
