@@ -98,6 +98,8 @@ class Hand:
         """Whether there are jobs on the lists that were cancelled."""
         self.meets_suspects = False
         """Whether a claim may have stopped at a job that is claimed alone: see `attempts`."""
+        self.each_bytes = 0.0
+        """How large the jobs of the last claim were on average."""
         self.has_more = False
         """Whether the last claim left jobs on the lists because it had its bytes."""
         self.first_fields: Callable[[JobContext], Sequence[Argument]] | None = None
@@ -108,10 +110,8 @@ class Hand:
         """Whether calls that fail are given up instead of repeated."""
         self.owner = asyncio.current_task()
         """The task that holds it: what it runs is cancelled when it is."""
-        self._scripts = client.scripts
-        self._client = client
-        self._first = 1
-        self._doubt = False
+        self._client, self._scripts = client, client.scripts
+        self._first, self._doubt = 1, False
         self._under_way: list[range] = []
         """Numbers of claims that calls without an answer yet may make."""
         self._looks_due: list[float] = []
@@ -124,8 +124,7 @@ class Hand:
         self._looking = asyncio.Lock()
         self._strays: list[JobContext] = []
         """Jobs in hand that were not known here, found and not yet handed on."""
-        self._server_ms, self._as_of = 0, time.monotonic()
-        self._was_foreign = False
+        self._server_ms, self._as_of, self._was_foreign = 0, time.monotonic(), False
         self._beats = beats or QueueBeats(cluster=client.keys.cluster)
         self._settings = queues = client.settings.queues
         self._keep_ms = round(queues.keep_s * 1000)
@@ -254,9 +253,10 @@ class Hand:
         self, number: int, taken: Sequence[object], large: dict[bytes, Item]
     ) -> list[JobContext]:
         jobs: list[JobContext] = []
-        codec, known = self.codec, self.jobs
+        codec, known, size = self.codec, self.jobs, 0
         lanes: Iterable[tuple[bytes, list[bytes]]] = zip(taken[::2], taken[1::2], strict=True)  # type: ignore[assignment]
         for lane, items in lanes:
+            size += sum(map(len, items))
             ending = b":" + lane if lane else b""
             for data in items:
                 claim = _claim(b"%d%b" % (number, ending)) if lane else str(number)
@@ -264,6 +264,8 @@ class Hand:
                 job = known[claim] = JobContext(self, claim, item)
                 jobs.append(job)
                 number += 1
+        if jobs:
+            self.each_bytes = size / len(jobs)
         return jobs
 
     def _note_surplus(self, surplus: int) -> None:

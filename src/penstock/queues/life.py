@@ -111,6 +111,7 @@ class Life:
         self._most_calls = 1 if queue.options.gate is not None else _MOST_CALLS
         self._noting: asyncio.TimerHandle | None = None
         # What is claimed without running would count against the limits of the queue.
+        self._has_limit = queue.options.limit is not None
         is_limited = bool(queue.options.limit or queue.options.lane_limit)
         ahead = 0 if is_limited else _MOST_CALLS * self._settings.prefetch
         self.limits = TaskLimits(
@@ -212,7 +213,7 @@ class Life:
             return None
         slots, wanted = self.slots, 0
         if self._hint and not slots.is_alone:
-            wanted = slots.room(self._asked + len(hand.ended))
+            wanted = slots.room(self._asked + len(hand.ended), hand.each_bytes)
         prefetch = self._settings.prefetch
         # What is done is told with the next claim, unless none is to come soon.
         if wanted or (
@@ -384,11 +385,12 @@ class Life:
             self.jobs_wait()
 
     def _something_ended(self) -> None:
-        self._hint |= self._hand.meets_suspects  # the next one may be claimed now
-        self._news.set()
-        if self._queue.options.limit:  # its place may be free for another job
+        hand = self._hand
+        # The place of one may be free for another job, and a suspect may be claimed now.
+        if self._has_limit or hand.meets_suspects:
             self._hint = True
-        if self._hand.ended:
+        self._news.set()
+        if hand.ended:
             self._ended.set()
 
     async def _rest(self) -> None:

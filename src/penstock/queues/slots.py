@@ -62,8 +62,6 @@ class Slots:
         self._most_ahead, self._most_bytes = ahead, ahead_bytes
         self._when_news, self._pulse = when_news, pulse
         self._buffer: deque[JobContext] = deque()
-        self._bytes = 0
-        """Of the jobs in the buffer."""
         self._idle: list[asyncio.Future[None]] = []
         self._tasks: list[asyncio.Task[None]] = []
         self._waking = False
@@ -76,10 +74,13 @@ class Slots:
         """Those that wait until no job runs alone."""
         self._changed = asyncio.Event()
 
-    def room(self, asked: int) -> int:
-        """How many jobs to claim now, if `asked` may be on their way; 0 while there are enough."""
+    def room(self, asked: int, each_bytes: float) -> int:
+        """How many jobs to claim now, if `asked` may be on their way; 0 while there are enough.
+
+        Those of late had `each_bytes` on average.
+        """
         ahead = 0
-        if self.each_s < _QUICK_S and self._bytes < self._most_bytes:
+        if self.each_s < _QUICK_S and len(self._buffer) * each_bytes < self._most_bytes:
             ahead = min(self._most_ahead, int(self._usable * _AHEAD_S / max(self.each_s, 1e-6)))
         limits = self.limits
         if limits.in_a_row:  # most of them may hold no place
@@ -103,9 +104,7 @@ class Slots:
         return not (self._buffer or self.limits.kept)
 
     def put(self, jobs: Iterable[JobContext]) -> None:
-        new = list(jobs)
-        self._buffer += new
-        self._bytes += sum(len(job.item.data) for job in new)
+        self._buffer += jobs
         self._wake()
 
     def take_back(self) -> list[JobContext]:
@@ -113,7 +112,6 @@ class Slots:
         waiting = self.limits.take_back()
         left = sorted([*waiting, *self._buffer], key=_number) if waiting else list(self._buffer)
         self._buffer.clear()
-        self._bytes = 0
         return left
 
     async def close(self) -> None:
@@ -248,7 +246,6 @@ class Slots:
             self._busy += 1
             running.add(job)
             item = job.item
-            self._bytes -= len(item.data)
             job.began = began
             try:
                 performer = performer_of(item)
@@ -317,7 +314,6 @@ class Slots:
         following = self.limits.leave(performer, time.monotonic() - job.began)
         if following is not None:
             self._buffer.appendleft(following)
-            self._bytes += len(following.item.data)
 
 
 def _number(job: JobContext) -> int:
