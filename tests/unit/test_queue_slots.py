@@ -18,7 +18,7 @@ async def slots():
         places=8,
         ahead=0,
         ahead_bytes=0,
-        limits=TaskLimits(keep=0, keep_bytes=0, most_aside=0),
+        limits=TaskLimits(keep=0, keep_bytes=0, most_aside=0, only_task=False),
         when_news=lambda: None,
         pulse=Pulse(silence_s=5, beat_s=1),
     )
