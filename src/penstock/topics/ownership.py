@@ -106,7 +106,6 @@ class Ownership:
         # A topic of the Java library has no life yet.
         if not facts.life or await self._overdue.look(facts):
             facts = await read_facts(self._client, self.topic)
-        self.partitions = facts.partitions
         await self._register(facts)
         open_, share = self._share_of(facts.partitions, members)
         kept = [held for held in self.helds.values() if not held.closing]
@@ -152,7 +151,7 @@ class Ownership:
         self._facts = None
 
     async def _register(self, facts: Facts) -> None:
-        before = self._facts
+        before, self.partitions = self._facts, facts.partitions
         if before is not None and before.life != facts.life:  # deleted and made again
             await open_partitions(self._client, self.topic, range(facts.partitions), facts.life)
         if before is None or (before.life, before.partitions) != (facts.life, facts.partitions):
