@@ -265,17 +265,18 @@ class Life:
         except Rejected:
             await self._return_permits(gate, granted)
             raise
+        has_more = self._hand.has_more
         await self._return_permits(gate, granted - len(jobs))
+        if jobs:
+            await self._accept(jobs)
         self._refusals = self._refusals + 1 if retry_after_s > 0 and not jobs else 0
         if len(jobs) == granted < wanted and retry_after_s > 0:
             self._hint = False
             pause_s = min(_LONGEST_REFUSED_S, _REFUSED_S * 2 ** min(self._refusals, 10))
             self._look_at = time.monotonic() + pause_s
-        elif len(jobs) < wanted and wakes == self._wakes and not self._hand.has_more:
+        elif len(jobs) < wanted and wakes == self._wakes and not has_more:
             self._hint = False
             self._wakeups.wait_for(self.keys.wakeup, self._woken)
-        if jobs:
-            await self._accept(jobs)
 
     async def _return_permits(self, gate: Gate | None, unused: int) -> None:
         """Return what a gate has granted for nothing; if that fails, it stays used."""

@@ -60,6 +60,8 @@ class Wakeups(Service):
         self._foreign: set[str] = set()
         """Keys of another type, which are left out for a while."""
         self._passing_on: set[asyncio.Task[None]] = set()
+        self._is_covering = False
+        """Whether the connections are about to be looked at."""
 
     @property
     def is_deaf(self) -> bool:
@@ -72,7 +74,9 @@ class Wakeups(Service):
         waiting = self._waiting.setdefault(key, [])
         if when_woken not in waiting:
             waiting.append(when_woken)
-            self._cover()
+            if not self._is_covering:  # after the jobs that were just claimed
+                self._is_covering = True
+                asyncio.get_running_loop().call_soon(self._cover)
 
     def forget(self, key: str, when_woken: WhenWoken) -> None:
         """Wait no longer. A token that comes all the same is passed on."""
@@ -107,6 +111,7 @@ class Wakeups(Service):
 
     def _cover(self) -> None:
         """See to it that a connection waits for each key that somebody waits for."""
+        self._is_covering = False
         if not self._is_running:
             return
         slots = {self._slot_of(key) for key in self._uncovered()}
@@ -124,6 +129,8 @@ class Wakeups(Service):
                 min(listeners, key=lambda one: len(one.keys)).answer_soon()
 
     def _uncovered(self) -> list[str]:
+        if not self._waiting:
+            return []
         covered = self._foreign.union(*(one.keys for one in self._listeners))
         return [key for key in self._waiting if key not in covered]
 
