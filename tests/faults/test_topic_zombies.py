@@ -51,10 +51,11 @@ async def test_a_late_acknowledgement_is_refused_and_counted(
         await crew.owned_by({heir})
         await crew.drained()
         sleeper.thaw()
-        await eventually(lambda: len(events(crew, "lose", actor=sleeper.actor)) == 2, 10)
+        # One of its two it may hand over first, since the other worker has fewer.
+        await eventually(lambda: events(crew, "lose", actor=sleeper.actor), 10)
         await crew.drained()
         late = await sleeper.counts()
-        assert late["leases_lost"] == 2
+        assert late["leases_lost"] in (1, 2)
         assert late["handled"] == 0
         if handler == "handle_in_thread":  # a thread cannot be cut, so it comes to its end
             await eventually(lambda: events(crew, "finish", "ok", sleeper.actor), 10)
@@ -131,7 +132,8 @@ async def test_a_replaced_owner_that_wakes_up_can_read_nothing(make_crew, valkey
         await crew.owned_by({heir})
         await crew.send_many(600, failing=0)
         sleeper.thaw()
-        await eventually(lambda: len(events(crew, "lose", actor=sleeper.actor)) == 2, 10)
+        # One of its two it may hand over first, since the other worker has fewer.
+        await eventually(lambda: events(crew, "lose", actor=sleeper.actor), 10)
         assert await crew.left() > 0
         await crew.drained()
         await crew.dismiss()
