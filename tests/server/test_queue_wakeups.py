@@ -292,6 +292,19 @@ async def test_a_lease_from_before_the_clock_was_set_back_does_not_count(workpla
     await eventually(lambda: _changed(app, b"ghost"))
 
 
+async def test_signs_and_claims_say_that_such_a_lease_does_not_count(workplace):
+    """Workers that do not tend the queue look only if these say so."""
+    app = await workplace.open()
+    keys, scripts = app.queue("mail").keyring, app.redis.scripts
+    await scripts.join_queue(keys=keys, worker="w")
+    for left_ms, is_tended in ((1_500, True), (-1, False), (7_200_000, False)):
+        until = int((await app.redis.call("TIME"))[0]) * 1000 + left_ms
+        await app.redis.call("HSET", keys.state, "tender", "ghost", "tended_until", until)
+        said = await scripts.beat_queue(keys=keys, worker="w")
+        reply = await scripts.claim_jobs(keys=keys, worker="w", first=1, most=1, done=())
+        assert (said & 2 == 0, reply[3] & 16 == 0) == (is_tended, is_tended)
+
+
 @pytest.mark.parametrize("lane", ["", "high"])
 async def test_jobs_of_programs_that_wake_nobody_are_found(anywhere, lane):
     app, ran = await anywhere.open(poll_s=0.02), []

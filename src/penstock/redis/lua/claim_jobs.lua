@@ -379,5 +379,7 @@ end
 answer[3] = redis.call('HLEN', KEYS[2])
 if facts[5] and #answer > 4 then redis.pcall('ZADD', string.sub(ring, 1, -5) .. 'busy', now, ARGV[1]) end
 if is_cut then answer[4] = answer[4] + 8 end
-if (tonumber(facts[9] or 0) or 0) <= now then answer[4] = answer[4] + 16 end
+-- A lease that ends in more than a minute is from before the server's clock was set back.
+local left_ms = (tonumber(facts[9] or 0) or 0) - now
+if left_ms <= 0 or left_ms > 60000 then answer[4] = answer[4] + 16 end
 return answer

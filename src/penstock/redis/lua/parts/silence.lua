@@ -25,5 +25,7 @@ local function note_sign(workers, state, worker, now, silence_ms, paused_ms)
   redis.call('ZADD', workers, now, worker)
   local facts = redis.pcall('HMGET', state, 'tended_until', 'foreign')
   if facts.err then return 1 end
-  return 1 + ((tonumber(facts[1] or 0) or 0) > now and 0 or 2) + (facts[2] and 4 or 0)
+  -- A lease that ends in more than a minute is from before the server's clock was set back.
+  local left_ms = (tonumber(facts[1] or 0) or 0) - now
+  return 1 + (left_ms > 0 and left_ms <= 60000 and 0 or 2) + (facts[2] and 4 or 0)
 end
