@@ -41,7 +41,7 @@ async def test_workers_that_are_told_to_stop_finish_what_they_have_and_charge_no
 async def test_all_workers_are_killed_at_once_and_others_do_the_rest(
     make_site, valkey_server, tmp_path
 ):
-    write_notes(tmp_path / "drop", MANY)
+    write_notes(tmp_path / "drop", 3 * MANY)  # more than is done before the kill
     async with make_site(valkey_server.url) as site:
         submission, expected = await site.takes_in(tmp_path / "drop", workers=3)
         await site.goes_on(submission.batch_id, 10)
