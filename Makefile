@@ -1,12 +1,13 @@
 # make up            set everything up and run Penstock on its embedded server
-# make test          set everything up and run the tests
-# make test-faults   the tests that kill, pause, cut off and fill up real processes and servers
+# make test          set everything up and run the tests: units, servers, contracts, docs, a few faults
+# make test-faults   clusters, and all tests that kill, pause, cut off and fill up real processes
 # make torture       hours of the same
 
 PYTHON ?= $(firstword $(foreach name,python3 python3.14 python3.13 python3.12 python3.11,\
 	$(shell $(name) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $(name))))
 VENV := .venv
 BIN := $(VENV)/bin
+PYTEST := $(BIN)/pytest -n 4 --dist loadfile
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
 # Without compiled modules every process that a test starts compiles all of Penstock again.
@@ -34,10 +35,10 @@ up: $(VENV)/.core
 	@exec $(BIN)/penstock up
 
 test: $(VENV)/.dev
-	$(BIN)/pytest -n 4 --dist loadfile -m 'not faults and not torture'
+	$(PYTEST) --slowest-allowed 60 -m '(not faults or short) and not torture'
 
 test-faults: $(VENV)/.dev
-	$(BIN)/pytest -n 4 --dist loadfile -m 'faults and not torture'
+	$(PYTEST) --slowest-allowed 100 -m 'faults and not torture'
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff format --check

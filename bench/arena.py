@@ -19,8 +19,9 @@ from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from penstock import Client, Settings
+from penstock import Settings
 from penstock.errors import CommandRefused
+from penstock.redis import Client
 
 FOLDER = Path(__file__).parent
 _LOOK_EVERY_S = 0.01

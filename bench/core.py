@@ -15,11 +15,12 @@ import msgspec
 from redis.asyncio import Redis
 
 from allocator import processor_time_ratio
-from penstock import Client, Codec, Settings
-from penstock.redis.allocator import find_jemalloc
+from figures import Figure, ratio
+from penstock import Settings
+from penstock.redis import Client, Codec
+from penstock.redis.embedded.binary import find_jemalloc
 from penstock.redis.wire import Wire
 from penstock.settings import CodecSettings
-from penstock.testing.figures import Figure, ratio
 
 SUITE = "core"
 BATCH = 500

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from arena import Arena, open_arena
-from penstock.testing.figures import Figure
+from figures import Figure
 from results import Results, Turn, program
 from rivals import python_of
 

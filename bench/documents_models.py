@@ -38,16 +38,16 @@ def note_builtin() -> None:
     builtin._embedded = noted(builtin._embedded)  # noqa: SLF001
 
 
-def noted(compute: Callable[[list[str]], Any]) -> Callable[[list[str]], Any]:
-    """The same function; its calls are noted."""
+def noted(compute: Callable[..., Any]) -> Callable[..., Any]:
+    """The same function, whose last argument is the texts; its calls are noted."""
     file = (Path(os.environ[NOTES]) / f"{os.getpid()}.notes").open("a", buffering=1)
 
-    def call(texts: list[str]) -> Any:
+    def call(*arguments: Any) -> Any:
         began = time.perf_counter()
         try:
-            return compute(texts)
+            return compute(*arguments)
         finally:
-            file.write(f"{json.dumps([len(texts), time.perf_counter() - began])}\n")
+            file.write(f"{json.dumps([len(arguments[-1]), time.perf_counter() - began])}\n")
 
     return call
 

@@ -24,11 +24,11 @@ import uvloop
 
 import documents_models as models
 from documents_place import BUILTIN, CHUNKS, RAG, STUB, Place, open_place
-from penstock.pipelines.documents.chunks import Part
-from penstock.pipelines.documents.configuration import Chunking
+from penstock.pipelines.documents.config.models import Chunking
 from penstock.pipelines.documents.embedding.builtin import BuiltinEmbedder
-from penstock.pipelines.documents.parsing.parsers import Parsers
-from penstock.settings_documents import DocumentSettings
+from penstock.pipelines.documents.parsing.chunks import Part
+from penstock.pipelines.documents.parsing.sandbox.pool import Parsers
+from penstock.settings.documents import DocumentSettings
 
 sys.path.insert(0, str(Path(__file__).parent / "peers"))
 

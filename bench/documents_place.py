@@ -20,11 +20,12 @@ import uvloop
 
 import documents_models as models
 from penstock import Penstock, Settings
-from penstock.pipelines.documents.configuration import Chunking, Embeddings, RagConfig
-from penstock.pipelines.documents.configuration_reading import read_configuration, write_rag
-from penstock.pipelines.documents.sending import QUEUE
+from penstock.pipelines.documents.config.models import Chunking, Embeddings, RagConfig
+from penstock.pipelines.documents.config.reading import read_configuration
+from penstock.pipelines.documents.config.writing import write_rag
 from penstock.pipelines.documents.service import Documents
-from penstock.settings_documents import DocumentSettings, VectorSettings
+from penstock.pipelines.documents.submit.job_message import QUEUE
+from penstock.settings.documents import DocumentSettings, VectorSettings
 
 RAG = "bench"
 STUB = Embeddings(provider="python", model="documents_models:stub", cache=False)

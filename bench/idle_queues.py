@@ -10,8 +10,8 @@ from collections.abc import AsyncIterator
 from functools import partial
 
 from arena import Arena
+from figures import Figure
 from items import Column, Growth, Item, item_figures
-from penstock.testing.figures import Figure
 from results import program
 
 SUITE = "idle_queues"

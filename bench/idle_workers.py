@@ -23,7 +23,8 @@ from contextlib import AsyncExitStack
 import uvloop
 
 from meter import commands_in, percentile
-from penstock import Client, Penstock, Settings
+from penstock import Penstock, Settings
+from penstock.redis import Client
 
 URL = os.environ["BENCH_URL"]
 LANES = ({}, {"priority": "high"}, {"group": "tenant"})

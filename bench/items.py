@@ -10,7 +10,7 @@ from functools import partial
 from typing import Literal
 
 from arena import Arena, open_arena
-from penstock.testing.figures import Figure
+from figures import Figure
 from results import Results
 
 __all__ = ["Column", "Growth", "Item", "Measure", "item_figures"]

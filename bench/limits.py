@@ -24,10 +24,11 @@ from dataclasses import dataclass
 from functools import partial
 
 from arena import Arena, open_arena
+from figures import Figure
+from penstock.coordination.limits.keys import LimitKeys
+from penstock.coordination.limits.scripts import LimitScripts
 from penstock.coordination.limits.setting import Algorithm, setting_of
-from penstock.redis.keys.coordination import LimitKeys
-from penstock.redis.script import load_script
-from penstock.testing.figures import Figure
+from penstock.redis.prepared_call import SharedLink
 from penstock.testing.virtual_time import VirtualTime
 from results import ANSWERS, Results, Turn, program
 from rivals import python_of
@@ -211,12 +212,15 @@ async def _server_cpu_s(arena: Arena) -> float:
 async def _memory(algorithm: Algorithm, arena: Arena) -> dict[str, float]:
     """All keys of a limit of 5,000/h whose permits were taken over an hour."""
     client = arena.client
+    real_time = client.substituted
     clock, setting = VirtualTime(client), setting_of(f"{AN_HOUR}/hour", algorithm=algorithm)
-    keys: LimitKeys = client.keys.limit("memory", "all")
+    keys: LimitKeys = LimitKeys.of(client.keys, "memory", "all")
+    link = SharedLink(client)
     taken = 0
     for number in range(AN_HOUR):
         await clock.set_ms(NOON_MS + number * HOUR_MS // AN_HOUR)
-        reply = await client.scripts.acquire_limit(
+        call = LimitScripts.of(client).acquire_limit(
+            link=link,
             keys=keys,
             algorithm=algorithm,
             wanted=1,
@@ -226,9 +230,9 @@ async def _memory(algorithm: Algorithm, arena: Arena) -> dict[str, float]:
             ticket="",
             priority=0,
             waiting=b"",
-            given_back=("", 0, 0, 0),
             setting=setting.arguments(client.settings.limits.buckets),
         )
+        reply = await call.send()
         taken += int(reply[0])
     # GCRA lets fewer through in an hour that does not begin with a burst.
     if taken < (0.85 if algorithm == "gcra" else 1) * AN_HOUR:
@@ -239,5 +243,5 @@ async def _memory(algorithm: Algorithm, arena: Arena) -> dict[str, float]:
             for key in (keys.log, keys.state, keys.waiting, keys.tickets)
         ]
     )
-    client.scripts.load = load_script
+    client.substituted = real_time
     return {MEMORY + algorithm: float(sum(size or 0 for size in sizes))}

@@ -23,7 +23,8 @@ sys.path.insert(0, str(Path(__file__).parent / "peers"))
 
 import sending
 
-from penstock import Client, Settings
+from penstock import Settings
+from penstock.redis import Client
 from penstock.redis.node import Role
 
 BATCH = 500

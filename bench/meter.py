@@ -7,7 +7,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from penstock import Client
+from penstock.redis import Client
 
 __all__ = ["Meter", "Spent", "commands_in", "percentile"]
 

@@ -23,10 +23,10 @@ sys.path.insert(0, str(Path(__file__).parent / "peers"))
 
 import sending
 
+from figures import ratio
 from loops import GROUP, ORDER, Arrivals, Order, pace
 from meter import Meter, commands_in, percentile
 from penstock import Message, Outgoing, Penstock, Settings, Topic
-from penstock.testing.figures import ratio
 
 AT_A_TIME = 5_000
 BATCH = 500
@@ -84,7 +84,7 @@ async def send_at_once(partitions: str, _: str) -> None:
 async def send_alone(_: str) -> None:
     """One after the other, in turns with what a bare client needs for the same XADD."""
     topic, stream, body = orders("1"), "bare", json.dumps(sending.ORDER)
-    stock = await app.redis.stock()
+    stock = await app.redis.redis_py()
     total = sending.count() // ROUNDS
     ours = one_by_one(lambda: topic.send(ORDER), total)
     bare = one_by_one(lambda: app.redis.call("XADD", stream, "*", "payload", body), total)
@@ -131,7 +131,7 @@ async def many(subscriptions: str, seconds: str) -> None:
 
     topics = [app.topic(f"many-{count}-{number}", type=int) for number in range(count)]
     for topic in topics:
-        await topic.facts()
+        await topic.metadata()
         topic.subscribe(group=GROUP)(take)
 
     async def send(number: int) -> None:

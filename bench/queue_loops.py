@@ -17,8 +17,10 @@ import msgspec
 import uvloop
 
 from loops import BATCH, ORDER, Arrivals, Order, pace, sending
-from penstock import Client, Settings
-from penstock.redis.keys.keyring import QueueKeyring
+from penstock import Settings
+from penstock.queues.storage.keys import QueueKeyring
+from penstock.queues.storage.scripts import QueueScripts
+from penstock.redis import Client
 from penstock.redis.node import Role
 
 QUEUE = "raw"
@@ -52,9 +54,9 @@ async def claim(queues: str) -> None:
     took_ms: dict[str, list[float]] = {queue: [] for queue in queues.split(",")}
     async with Client(Settings(url=sending.URL)) as client:
         keys = {queue: QueueKeyring.of(client.keys, queue) for queue in took_ms}
-        call = partial(client.scripts.claim_jobs, worker="bench", most=AT_ONCE)
+        call = partial(QueueScripts.of(client).claim_jobs, worker="bench", most=AT_ONCE)
         for queue in took_ms:
-            await client.scripts.join_queue(keys=keys[queue], worker="bench")
+            await QueueScripts.of(client).join_queue(keys=keys[queue], worker="bench")
         for first in range(0, sending.count() * AT_ONCE, AT_ONCE):
             done = [str(number) for number in range(max(0, first - AT_ONCE), first)]
             for queue, took in took_ms.items():

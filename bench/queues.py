@@ -15,8 +15,8 @@ from functools import partial
 from typing import Any
 
 from arena import Arena, Backlog, open_arena
-from penstock.redis.keys.keyring import QueueKeyring
-from penstock.testing.figures import Figure
+from figures import Figure
+from penstock.queues.storage.keys import QueueKeyring
 from queue_rivals import BULLMQ_NODE, PYTHON_PEERS, QueuePeer
 from results import DRAINS, SENDS, Results, Turn, program
 

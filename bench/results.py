@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping
 from typing import Any, Literal
 
 from arena import FOLDER, Arena, Failed
-from penstock.testing.figures import Figure
+from figures import Figure
 from rivals import Missing
 
 __all__ = ["ANSWERS", "DRAINS", "NOT_MEASURED", "SENDS", "Results", "Turn", "program"]

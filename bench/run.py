@@ -15,7 +15,7 @@ import sys
 from pathlib import Path
 
 import size_tables
-from penstock.testing.figures import Figure, table
+from figures import Figure, table
 
 SUITES = ("core", "topics", "queues", "limits", "documents", "sizes")
 PARTS = ("idle_queues",)

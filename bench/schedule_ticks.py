@@ -19,11 +19,12 @@ from typing import Self
 import uvloop
 
 from meter import Meter, percentile
-from penstock import Client, Settings
-from penstock.queues.cron import Every
-from penstock.queues.schedule import Schedule
-from penstock.queues.scheduler import Scheduler
-from penstock.redis.keys import QueueKeyring
+from penstock import Settings
+from penstock.queues.schedules.cron import Every
+from penstock.queues.schedules.schedule import Schedule
+from penstock.queues.schedules.scheduler import Scheduler
+from penstock.queues.storage.keys import QueueKeyring
+from penstock.redis import Client
 
 URL = os.environ["BENCH_URL"]
 QUEUE = "scheduled"

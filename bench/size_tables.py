@@ -11,7 +11,7 @@ from importlib.metadata import version
 from itertools import groupby
 
 from arena import FOLDER
-from penstock.testing.figures import Figure
+from figures import Figure
 from results import NOT_MEASURED
 
 __all__ = ["tables"]

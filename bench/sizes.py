@@ -14,8 +14,8 @@ from functools import partial
 
 import idle_queues
 from arena import Arena
+from figures import Figure
 from items import Column, Growth, Item, item_figures
-from penstock.testing.figures import Figure
 from results import program
 
 SUITE = "sizes"

@@ -20,7 +20,8 @@ import uvloop
 
 from idle_workers import forked
 from meter import Meter, Spent
-from penstock import Client, Penstock, Settings
+from penstock import Penstock, Settings
+from penstock.redis import Client
 
 URL = os.environ["BENCH_URL"]
 SLOTS, HOLD_S = 8, 0.1

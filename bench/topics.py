@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from arena import Arena, open_arena
-from penstock.testing.figures import Figure
+from figures import Figure
 from results import DRAINS, SENDS, Results, Turn, program
 from rivals import BULLMQ, DRAMATIQ, FASTSTREAM, FASTSTREAM_BATCH, TASKIQ, Peer
 

@@ -7,32 +7,39 @@ import signal
 import tempfile
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import ExitStack
+from contextlib import AsyncExitStack, ExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, settings
+from bench.figures import Figure
+from hypothesis import HealthCheck
+from hypothesis import settings as hypothesis_settings
+from tests.kit.patience import WAIT_S
+from tests.kit.script_headers import check_prepared_calls
+from tests.kit.settings import QUICK_TOPICS, settings_of
 
+from penstock import Penstock
 from penstock.errors import BinaryMissing
 from penstock.redis.address import Endpoint
 from penstock.redis.client import Client
-from penstock.redis.embedded import Embedded
+from penstock.redis.embedded.server import Embedded
 from penstock.redis.wire import Wire
 from penstock.settings import EmbeddedSettings, Settings
-from penstock.testing import plugin
+from penstock.testing import eventually, plugin
 from penstock.testing.binaries import SERVER_NAMES, find_binary
-from penstock.testing.figures import Figure
+from penstock.testing.cluster import ClusterProcess
 from penstock.testing.processes import all_gone
 from penstock.testing.proxy import FaultProxy
 from penstock.testing.servers import ServerProcess
 
-pytest_plugins = ["penstock.testing.plugin"]
+pytest_plugins = ["penstock.testing.plugin", "tests.kit.durations"]
 
 # How long an example takes says something about the machine, not about the code.
-settings.register_profile(
+hypothesis_settings.register_profile(
     "penstock", deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True
 )
-settings.load_profile("penstock")
+hypothesis_settings.load_profile("penstock")
 
 
 @pytest.fixture(scope="session")
@@ -42,7 +49,12 @@ def required_servers() -> frozenset[str]:
 
 
 def pytest_configure() -> None:
-    """Take Ctrl-C as a terminal gives it: a shell starts its background jobs with it ignored."""
+    """Check prepared calls of scripts; wait patiently; take Ctrl-C as a terminal gives it.
+
+    A shell starts its background jobs with it ignored.
+    """
+    check_prepared_calls()
+    eventually.WITHIN_S = WAIT_S
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
@@ -60,9 +72,10 @@ def pytest_report_header() -> list[str]:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """All of tests/faults are fault tests; elsewhere a mark says so."""
+    """All of tests/faults and tests/cluster are fault tests; elsewhere a mark says so."""
+    folders = {Path(__file__).parent / "faults", Path(__file__).parent / "cluster"}
     for item in items:
-        if Path(__file__).parent / "faults" in item.path.parents:
+        if folders & set(item.path.parents):
             item.add_marker(pytest.mark.faults)
 
 
@@ -111,6 +124,53 @@ def embed(home: Path) -> Iterator[Callable[..., Embedded]]:
     yield make
     for embedded in made:
         embedded.detach()
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """What is not about one node runs on a cluster, too, unless a mark says where it runs."""
+    places = metafunc.definition.get_closest_marker("places")
+    is_fixed = metafunc.definition.get_closest_marker("one_server")
+    if "place" in metafunc.fixturenames and not is_fixed:
+        names = places.args if places else ("one server", "cluster")
+        metafunc.parametrize("place", names, indirect=True)
+
+
+@pytest.fixture
+def place(request: pytest.FixtureRequest) -> ServerProcess | ClusterProcess:
+    """Where a test runs: see the marks `one_server` and `places`."""
+    name = getattr(request, "param", "one server")
+    shared = {"one server": "valkey_server", "cluster": "cluster"}
+    if name in shared:
+        return request.getfixturevalue(shared[name])
+    return request.getfixturevalue("shared_server")(name)
+
+
+@pytest.fixture
+def settings(
+    request: pytest.FixtureRequest, place: ServerProcess | ClusterProcess, namespace: str
+) -> Settings:
+    """Short timings, and what `@pytest.mark.settings(queues={"poll_s": 0.1})` says."""
+    groups: dict[str, Any] = {"topics": QUICK_TOPICS, "worker": {"poll_s": 0.2}}
+    for mark in reversed(list(request.node.iter_markers("settings"))):
+        groups |= mark.kwargs
+    return settings_of({"url": place.url, "namespace": namespace, **groups})
+
+
+@pytest.fixture
+async def opened() -> AsyncIterator[AsyncExitStack]:
+    """Closes applications after those who use them: whatever runs workers depends on it."""
+    async with AsyncExitStack() as stack:
+        yield stack
+
+
+@pytest.fixture
+async def app(settings: Settings, opened: AsyncExitStack) -> Penstock:
+    return await opened.enter_async_context(Penstock(settings=settings))
+
+
+@pytest.fixture
+async def client(settings: Settings, opened: AsyncExitStack) -> Client:
+    return await opened.enter_async_context(Client(settings))
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""Penstock: the object a user holds."""
+"""`Penstock`: the application object, by which programs use topics, queues and the rest."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, ParamSpec, Self, TypeVar, Unpack
 from weakref import WeakSet
 
 from penstock.coordination.access import Coordination
-from penstock.named import Named
+from penstock.named_objects import NamedObjects
 from penstock.redis.client import Client
 from penstock.redis.codec import Codec
 from penstock.settings import Settings
@@ -17,26 +17,26 @@ from penstock.settings import Settings
 if TYPE_CHECKING:
     from penstock.delivery.depends import Overrides
     from penstock.delivery.retries import RetryPolicy
-    from penstock.queues.admin import QueueAdmin
+    from penstock.inspector.doctor import Diagnosis
+    from penstock.inspector.repairs import Repairs
+    from penstock.queues.admin.queue_admin import QueueAdmin
     from penstock.queues.job import Job
-    from penstock.queues.options import Block, Gate, Overflow, SendWords, Side
+    from penstock.queues.options import Gate, Overflow, SendKeywords, Side, WaitForRoom
+    from penstock.queues.producer.results import QueueAddResult, QueuePressure
     from penstock.queues.queue import Queue
-    from penstock.queues.recurring import RecurringWords
     from penstock.queues.registry import QueueRegistry
-    from penstock.queues.results import QueueAddResult, QueuePressure
-    from penstock.queues.schedules import Schedules
-    from penstock.queues.tasks import Task, TaskDecorator, TaskWords
-    from penstock.redis.doctor import Diagnosis
+    from penstock.queues.schedules.recurring import RecurringOptions
+    from penstock.queues.schedules.schedules import Schedules
+    from penstock.queues.task import Task, TaskDecorator, TaskOptions
     from penstock.redis.health import Health
-    from penstock.repair.repairs import Repairs
     from penstock.runtime.heartbeat_thread import HeartbeatThread
     from penstock.runtime.service import Service
     from penstock.runtime.worker import Worker
-    from penstock.topics.admin import TopicAdmin
-    from penstock.topics.consumer import Consumer
-    from penstock.topics.durability import Durability
-    from penstock.topics.facts import Retention
+    from penstock.topics.admin.topic_admin import TopicAdmin
+    from penstock.topics.consumer.consumer import Consumer
     from penstock.topics.partitioners import Partitioner
+    from penstock.topics.producer.durability import Durability
+    from penstock.topics.storage.metadata import Retention
     from penstock.topics.subscription import SubscriptionOptions
     from penstock.topics.topic import Topic
 
@@ -48,7 +48,7 @@ R = TypeVar("R")
 
 
 class Penstock(Coordination):
-    """One system on one server.
+    """An application on one server.
 
         app = Penstock()                       # the embedded server
         app = Penstock("redis://localhost")    # or yours
@@ -56,8 +56,8 @@ class Penstock(Coordination):
         async with app:
             print(await app.health())
 
-    Settings come from `penstock.toml` and the environment; `url` wins over both. Whoever passes
-    `settings` decides all of them.
+    Settings come from `penstock.toml` and the environment; `url` wins over both. With
+    `settings`, neither is read.
     """
 
     def __init__(self, url: str | None = None, *, settings: Settings | None = None) -> None:
@@ -65,7 +65,7 @@ class Penstock(Coordination):
         self.settings = settings or Settings.load({"url": url})
         self.redis = Client(self.settings)
         self.codec = Codec(self.settings.codec)
-        self._topics: Named[Topic] = Named()
+        self._topics: NamedObjects[Topic] = NamedObjects()
         self._workers: WeakSet[Worker] = WeakSet()
         self._registry: QueueRegistry | None = None
         self._schedules: Schedules | None = None
@@ -86,10 +86,10 @@ class Penstock(Coordination):
         await self.redis.open()
 
     async def close(self) -> None:
-        """End every connection. May come twice, or before any open.
+        """Close every connection. May be called twice, or before `open`.
 
-        Workers that still run here are cut first, so that they give their jobs back: a program
-        that ends by Ctrl-C often leaves this block before it has stopped them.
+        Workers of this process that still run are cancelled first, so that they return their jobs:
+        a program that ends by Ctrl-C often leaves this block without stopping them.
         """
         try:
             for worker in list(self._workers):
@@ -99,17 +99,19 @@ class Penstock(Coordination):
                 await topic.close()
         finally:
             await self.redis.close()
+            if self._registry is not None:
+                await self._registry.close()
 
     async def health(self) -> Health:
-        """Probe the server with a real write; never raises, never hangs. Needs no open."""
+        """Probe the server with a real write; never raises or hangs, and works before `open`."""
         from penstock.redis.health import check_health  # noqa: PLC0415
 
         return await check_health(self.redis)
 
     async def doctor(self) -> Diagnosis:
-        """Judge how the server is set up, and what grows there without a bound."""
-        from penstock.redis.doctor import diagnose  # noqa: PLC0415
-        from penstock.repair.growth import find_growth  # noqa: PLC0415
+        """Check the configuration of the server, and find what grows there without a bound."""
+        from penstock.inspector.doctor import diagnose  # noqa: PLC0415
+        from penstock.inspector.growth import find_growth  # noqa: PLC0415
 
         diagnosis = await diagnose(self.redis)
         if diagnosis.connected:
@@ -121,25 +123,25 @@ class Penstock(Coordination):
         name: str,
         *,
         partitions: int | None = None,
-        type: Any = Any,  # noqa: A002  it is what the caller means
+        type: Any = Any,  # noqa: A002
         partitioner: Partitioner | None = None,
         durability: Durability = "accepted",
         retention: Retention | None = None,
         dead_letter_retention: Retention | None = None,
         interop: bool = False,
     ) -> Topic:
-        """Return a topic to send to and to subscribe to; it is created with its first use.
+        """Return a topic to send to and to subscribe to; it is created at its first use.
 
-        The same one for the same name and options. Other options make another object for the same
-        topic. A partitioner of your own counts as the same if it is the same object, or equal.
+        Returns the same object for the same name and equal options (a partitioner of your own is
+        compared by `==`), another object of the same topic for other options.
 
-        - `partitions`: how many a new topic gets; `TopicMismatch` if it has another number.
-        - `type`: of the payloads, unless a handler's annotation says so.
-        - `durability`: when a send counts as done: "accepted", "synced" or `replicated(n)`.
+        - `partitions`: number for a new topic; `TopicMismatch` if it exists with another.
+        - `type`: of the payloads; the annotation of a handler wins.
+        - `durability`: when a send is done: "accepted", "synced" or `replicated(n)`.
         - `retention`, `dead_letter_retention`: how long messages and dead letters stay.
-        - `interop`: write entries as the Java library does, field by field.
+        - `interop`: write entries in the format of the Java library, field by field.
         """
-        # Programs that have no topics do not pay for importing them.
+        # Programs without topics do not import them.
         from penstock.topics.topic import Topic  # noqa: PLC0415
 
         options: dict[str, Any] = {
@@ -157,22 +159,22 @@ class Penstock(Coordination):
 
     @property
     def topics(self) -> TopicAdmin:
-        """Look at topics and groups, and change them: what `penstock topic` and `group` do."""
-        from penstock.topics.admin import TopicAdmin  # noqa: PLC0415
+        """Inspect and change topics and groups, as `penstock topic` and `penstock group` do."""
+        from penstock.topics.admin.topic_admin import TopicAdmin  # noqa: PLC0415
 
         return TopicAdmin(self.redis, self.codec)
 
     @property
     def queues(self) -> QueueAdmin:
-        """Look at queues and their jobs, and change them: what `penstock queue` and `job` do."""
-        from penstock.queues.admin import QueueAdmin  # noqa: PLC0415
+        """Inspect and change queues and jobs, as `penstock queue` and `penstock job` do."""
+        from penstock.queues.admin.queue_admin import QueueAdmin  # noqa: PLC0415
 
         return QueueAdmin(self.redis, self.codec)
 
     @property
     def repairs(self) -> Repairs:
-        """Find what other programs have left in the way, and remove it: what `repair` does."""
-        from penstock.repair.repairs import Repairs  # noqa: PLC0415
+        """Find and remove registry entries and keys that are unusable, as `penstock repair`."""
+        from penstock.inspector.repairs import Repairs  # noqa: PLC0415
 
         return Repairs(self.redis)
 
@@ -184,12 +186,12 @@ class Penstock(Coordination):
 
     @property
     def registry(self) -> QueueRegistry:
-        """The queues and tasks that were named so far."""
+        """Queues and tasks of this application."""
         if self._registry is None:
-            # Programs that have no queues do not pay for importing them.
+            # Programs without queues do not import them.
             from penstock.queues.registry import QueueRegistry  # noqa: PLC0415
 
-            self._registry = QueueRegistry(self.redis, self.codec, lambda: self.hints)
+            self._registry = QueueRegistry(self.redis, self.codec, lambda: self.wakeups)
         return self._registry
 
     def queue(
@@ -197,7 +199,7 @@ class Penstock(Coordination):
         name: str,
         *,
         push: Side | None = None,
-        type: Any = Any,  # noqa: A002  it is what the caller means
+        type: Any = Any,  # noqa: A002
         status: bool = False,
         max_size: int | None = None,
         max_bytes: int = 0,
@@ -211,17 +213,17 @@ class Penstock(Coordination):
         status_fields: tuple[str, ...] = (),
         gate: Gate | None = None,
     ) -> Queue:
-        """Return a queue to push raw jobs to and to handle them; the same one for the same name.
+        """Return a queue for raw jobs: to push to it, and to handle its jobs.
 
-        - `push`: the end of the list where jobs are added; `QueueMismatch` if others say otherwise.
-        - `type`: of the jobs, unless the handler's annotation says so.
+        - `push`: the end of the list where jobs are added; `QueueMismatch` if it is the other.
+        - `type`: of the jobs; the annotation of the handler wins.
         - `status`: keep a record of each job; `status_fields` of a JSON job are copied into it.
-        - `max_size`, `max_bytes`: most jobs that wait in it, or in one of its lanes; 0 for any.
+        - `max_size`, `max_bytes`: maximum waiting, in the queue or in a lane; 0 for no limit.
         - `overflow`: what a full queue does: "reject", "dlq", "drop_oldest" or `block(timeout_s)`.
         - `levels`: weights of high, normal and low priority; "strict" is the default.
-        - `limit`, `lane_limit`: most jobs that run at once over all workers, or in a fair lane.
-        - `retry`, `timeout_s`, `concurrency`: for its jobs, unless a task or handler says so.
-        - `gate`: asked before jobs are taken.
+        - `limit`, `lane_limit`: maximum of running jobs over all workers, or of a fair lane.
+        - `retry`, `timeout_s`, `concurrency`: for its jobs; those of a task or handler win.
+        - `gate`: is asked before jobs are claimed.
         """
         from penstock.delivery.retries import RetryPolicy  # noqa: PLC0415
         from penstock.queues.options import QueueOptions  # noqa: PLC0415
@@ -250,7 +252,7 @@ class Penstock(Coordination):
     def task(self, function: Callable[P, R], /) -> Task[P, R]: ...
     @overload
     def task(
-        self, /, *, queue: str | Queue = "default", **options: Unpack[TaskWords]
+        self, /, *, queue: str | Queue = "default", **options: Unpack[TaskOptions]
     ) -> TaskDecorator: ...
     def task(
         self,
@@ -258,59 +260,59 @@ class Penstock(Coordination):
         /,
         *,
         queue: str | Queue = "default",
-        **options: Unpack[TaskWords],
+        **options: Unpack[TaskOptions],
     ) -> Any:
         """Make a function's calls jobs of a queue: `@app.task`, or `@app.task(queue="mail", …)`.
 
-        - `name`: of the task; by default the module's and the function's.
-        - `retry`, `timeout` (seconds), `concurrency` (in one worker): by default the queue's.
+        - `name`: of the task (default: module and function).
+        - `retry`, `timeout_s`, `concurrency` (per worker): by default those of the queue.
         - `status`: keep a record of each job, for `status()` and `result()`.
         - `isolate`: run it in a child process; True, or `Isolation(memory_mb=…)`.
-        - `priority`, `expires`: of its jobs, unless `with_options` says otherwise.
-        - `unique`: True for one job at a time with the same arguments, a text for one at a time at
-          all, or a function of the arguments that gives the key.
+        - `priority`, `expires`: of its jobs; those of `with_options` win.
+        - `unique`: True for one job at a time with the same arguments, a text for one job of the
+          task at a time, or a function of the arguments that returns the key.
         """
         if function is not None:
             return self.registry.task(function, queue)
         return partial(self.registry.task, queue=queue, **options)
 
     def cron(
-        self, expression: str, *, tz: str = "UTC", **words: Unpack[RecurringWords]
+        self, expression: str, *, tz: str = "UTC", **options: Unpack[RecurringOptions]
     ) -> TaskDecorator:
-        """Let a function or a task recur: `@app.cron("*/5 * * * *")`; workers see to it.
+        """Run a function or a task on a schedule: `@app.cron("*/5 * * * *")`.
 
         - `expression`: minute, hour, day of the month, month and day of the week, in `tz`.
-        - `args`, `kwargs`: what it is called with.
-        - `missed`: what becomes of ticks when no worker was there: "skip", "once" or "all".
-        - `jitter_s`: each tick comes up to so much later.
-        - `name`: of the task and its schedule; of the schedule alone, if it is a task already.
-        - the others are those of `task`, for a function of which a task is made.
+        - `args`, `kwargs`: arguments of the call.
+        - `missed`: what to do with ticks while no worker ran: "skip", "once" or "all".
+        - `jitter_s`: delay each tick by up to this much.
+        - `name`: of the schedule, and of the task if a function is decorated.
+        - further options of a function are those of `task`.
 
-        Each tick makes one job, however many workers there are. ConfigError for what never comes.
+        Each tick makes one job, however many workers run. ConfigError if it never occurs.
         """
-        from penstock.queues.cron import Cron  # noqa: PLC0415
-        from penstock.queues.recurring import recurring_decorator  # noqa: PLC0415
+        from penstock.queues.schedules.cron import Cron  # noqa: PLC0415
+        from penstock.queues.schedules.recurring import recurring_decorator  # noqa: PLC0415
 
-        return recurring_decorator(self.registry, self.schedules, Cron(expression, tz), words)
+        return recurring_decorator(self.registry, self.schedules, Cron(expression, tz), options)
 
     def every(
         self,
         period: float | timedelta,
         *,
         offset: float | timedelta = 0,
-        **words: Unpack[RecurringWords],
+        **options: Unpack[RecurringOptions],
     ) -> TaskDecorator:
-        """Let a function or a task recur every so many seconds, counted from 1970; as `cron`."""
-        from penstock.queues.cron import Every  # noqa: PLC0415
-        from penstock.queues.recurring import recurring_decorator  # noqa: PLC0415
+        """Run a function or a task every `period` seconds, counted from 1970; as `cron`."""
+        from penstock.queues.schedules.cron import Every  # noqa: PLC0415
+        from penstock.queues.schedules.recurring import recurring_decorator  # noqa: PLC0415
 
-        return recurring_decorator(self.registry, self.schedules, Every(period, offset), words)
+        return recurring_decorator(self.registry, self.schedules, Every(period, offset), options)
 
     @property
     def schedules(self) -> Schedules:
-        """What recurs: list it, and pause, resume, trigger or remove it by name."""
+        """Schedules: list them, and pause, resume, trigger or remove them by name."""
         if self._schedules is None:
-            from penstock.queues.schedules import Schedules  # noqa: PLC0415
+            from penstock.queues.schedules.schedules import Schedules  # noqa: PLC0415
 
             self._schedules = Schedules(self.redis)
         return self._schedules
@@ -322,9 +324,9 @@ class Penstock(Coordination):
         kwargs: Mapping[str, Any] | None = None,
         *,
         queue: str | None = None,
-        **options: Unpack[SendWords],
+        **options: Unpack[SendKeywords],
     ) -> Coroutine[Any, Any, Job[Any]]:
-        """Queue a call of a task by its name, without its code; options as in `with_options`."""
+        """Queue a call of a task by name, without its code; options as in `with_options`."""
         return self.registry.send(task, args, kwargs, queue=queue, **options)
 
     def add_to_queue_safe(
@@ -332,20 +334,20 @@ class Penstock(Coordination):
         queue_name: str,
         data: Any,
         max_size: int | None = None,
-        overflow_policy: str | Block | None = None,
+        overflow_policy: str | WaitForRoom | None = None,
     ) -> Coroutine[Any, Any, QueueAddResult]:
-        """Add a raw job; a full queue is told by the result. An unknown policy means "reject"."""
+        """Add a raw job; the result has whether the queue was full. Unknown policies reject."""
         return self.registry.add_to_queue_safe(queue_name, data, max_size, overflow_policy)
 
     def get_queue_pressure(
         self, queue_name: str, max_size: int | None = None, timeout: float = 5.0
     ) -> Coroutine[Any, Any, QueuePressure]:
-        """How full a queue is. TimeoutError if the server does not say so in time."""
+        """Fill level of a queue, or TimeoutError. Named as the call that it replaces."""
         return self.registry.get_queue_pressure(queue_name, max_size, timeout)
 
     @property
     def dependencies(self) -> Overrides:
-        """What tests put in the place of what functions depend on: see `Depends`."""
+        """Replacements for dependencies in tests: see `Depends`."""
         if self._overrides is None:
             from penstock.delivery.depends import Overrides  # noqa: PLC0415
 
@@ -361,10 +363,9 @@ class Penstock(Coordination):
     ) -> Worker:
         """A worker for this process; `await worker.run()` returns its exit code.
 
-        It runs a consumer for each subscription and each queue, moves delayed messages, keeps the
-        schedules and closes the batches of windows that are due. `queues` picks some of the
-        queues, and leaves the subscriptions to others; `concurrency` is for each of them.
-        `services` run beside, for as long as the worker does.
+        It runs a consumer for each subscription and queue, moves delayed messages, runs the
+        schedules and closes due batches of windows. With `queues`, only these queues and no
+        subscriptions; `concurrency` is per queue. `services` run as long as the worker does.
         """
         # Most programs that import penstock only send work.
         from penstock.runtime.heartbeat import Heartbeat  # noqa: PLC0415
@@ -378,9 +379,9 @@ class Penstock(Coordination):
         if queues is None:
             work += self._consumers(support, heartbeats)
         if queues is not None or self._registry is not None:
-            from penstock.queues.staff import QueueStaff  # noqa: PLC0415
+            from penstock.queues.worker.workers import QueueConsumers  # noqa: PLC0415
 
-            staff = QueueStaff(
+            consumers = QueueConsumers(
                 self.registry,
                 heartbeat.worker_id,
                 heartbeats,
@@ -388,14 +389,14 @@ class Penstock(Coordination):
                 concurrency=concurrency,
                 overrides=self.dependencies,
             )
-            work += staff.consumers
-            support += staff.support
-            heartbeat.load = staff.load
+            work += consumers.consumers
+            support += consumers.support
+            heartbeat.load = consumers.load
         if work:
             support.append(heartbeats)
         if self._schedules is not None and self._schedules.declared:
             support.append(self._schedules.scheduler())
-        # Also without windows of its own: others may have gone with theirs still open.
+        # Also without windows of its own: those of a program that has exited may be open.
         from penstock.coordination.windows.closer import WindowCloser  # noqa: PLC0415
 
         support.append(WindowCloser(self.redis, self.codec, self._windows.values()))
@@ -404,10 +405,10 @@ class Penstock(Coordination):
         return worker
 
     def _consumers(self, support: list[Service], heartbeats: HeartbeatThread) -> list[Consumer]:
-        """The consumers of topics; what they need is added to `support`."""
+        """Consumers of the topics; the mover that they need is added to `support`."""
         consumers: list[Consumer] = []
         if any(topic.subscriptions for topic in self._topics):
-            from penstock.topics.delayed import Mover  # noqa: PLC0415
+            from penstock.topics.delayed.mover import Mover  # noqa: PLC0415
 
             mover = Mover(self.redis)
             for topic in self._topics:

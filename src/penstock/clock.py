@@ -1,4 +1,4 @@
-"""Time as the process sees it. Whatever is stored or shared takes the server's time instead."""
+"""The clock of the process. Stored and shared times are the server's instead."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ __all__ = ["SYSTEM_CLOCK", "Clock", "SystemClock"]
 
 
 class Clock(Protocol):
-    """What needs time is handed a clock, so that a test can move it by hand."""
+    """Passed to what needs time, so that tests can advance it."""
 
     def monotonic(self) -> float:
         """Seconds since some fixed point; never jumps."""
         ...
 
     def wall_ms(self) -> int:
-        """Epoch milliseconds UTC, for what people read; decides nothing."""
+        """Epoch milliseconds UTC, for display only."""
         ...
 
     async def sleep(self, delay_s: float) -> None:

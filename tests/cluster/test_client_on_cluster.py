@@ -3,6 +3,8 @@
 import asyncio
 
 import pytest
+from tests.kit.patience import patient
+from tests.kit.scripts import scripts_of
 
 from penstock.errors import (
     AddressError,
@@ -13,7 +15,7 @@ from penstock.errors import (
     ServerError,
 )
 from penstock.redis.client import Client
-from penstock.redis.keys import SLOTS, key_slot
+from penstock.redis.keys.hash_slot import SLOTS, key_slot
 from penstock.redis.node import Role
 from penstock.settings import PoolSettings, Settings, TimeoutSettings
 from penstock.testing.cluster import ClusterProcess
@@ -22,11 +24,7 @@ from penstock.testing.eventually import eventually
 QUICK = TimeoutSettings(connect_s=0.5, command_s=0.5)
 NODE_TIMEOUT_S = 1.5  # as the test kit sets it
 
-
-@pytest.fixture
-async def client(cluster):
-    async with Client(Settings(url=cluster.url)) as opened:
-        yield opened
+pytestmark = pytest.mark.places("cluster")
 
 
 @pytest.fixture(scope="module")
@@ -91,7 +89,7 @@ async def test_two_hundred_callers_at_once(client, namespace):
 async def test_scripts_run_by_digest_on_every_node(client, cluster, namespace):
     for _ in range(2):
         for key in keys_per_node(cluster, namespace):
-            assert await client.scripts.probe(probe=key, token="t", ttl_ms=10_000) > 0
+            assert await scripts_of(client).probe(probe=key, token="t", ttl_ms=10_000) > 0
         for node in cluster.nodes:
             node.command("SCRIPT", "FLUSH")
 
@@ -155,7 +153,7 @@ async def test_moving_slots_are_followed(breakable, namespace):
         started = asyncio.get_running_loop().time()
         ends = await client.pipeline([both] * 200)
         assert {type(end) for end in ends} == {Redirected}
-        assert asyncio.get_running_loop().time() - started < 2
+        assert asyncio.get_running_loop().time() - started < patient(2)
         waiting = asyncio.create_task(client.call(*both))
         await asyncio.to_thread(
             source.command, "MIGRATE", *target.address, f"{key}:other", 0, 5_000
@@ -190,7 +188,6 @@ async def test_a_lease_that_is_told_of_a_move_makes_the_client_look_again(breaka
     cluster.move_slot(key_slot(key), cluster.nodes[0])
 
 
-@pytest.mark.faults
 async def test_a_killed_primary_is_replaced_and_a_vanished_node_is_forgotten(
     start_cluster, namespace
 ):
@@ -205,9 +202,9 @@ async def test_a_killed_primary_is_replaced_and_a_vanished_node_is_forgotten(
         for _ in range(20):
             assert await works(client, keys[1], keys[2])
             await works(client, keys[0])
-        await eventually(lambda: works(client, *keys), within_s=20)
+        await eventually(lambda: works(client, *keys))
         took_s = asyncio.get_running_loop().time() - started
-        assert took_s < 2 * NODE_TIMEOUT_S + 1 + 2
+        assert took_s < patient(2 * NODE_TIMEOUT_S + 1 + 2)
         # It comes back as a replica: no primary any more, so the client lets go of it.
         victim.restart()
         cluster.wait_until_well()
@@ -224,7 +221,6 @@ async def test_a_killed_primary_is_replaced_and_a_vanished_node_is_forgotten(
         assert await works(client, *keys)
 
 
-@pytest.mark.faults
 async def test_a_frozen_node_holds_up_only_its_own_slots(breakable, namespace):
     cluster = breakable
     keys = keys_per_node(cluster, namespace)
@@ -248,10 +244,9 @@ async def test_a_frozen_node_holds_up_only_its_own_slots(breakable, namespace):
         async with asyncio.timeout(0.5):
             assert await client.call("PING") == b"PONG"
         cluster.nodes[0].resume()
-        await eventually(lambda: works(client, *keys), within_s=10)
+        await eventually(lambda: works(client, *keys))
 
 
-@pytest.mark.faults
 async def test_a_cluster_that_is_down_altogether_comes_back(breakable, namespace):
     cluster = breakable
     keys = keys_per_node(cluster, namespace)
@@ -266,7 +261,7 @@ async def test_a_cluster_that_is_down_altogether_comes_back(breakable, namespace
             node.launch()
         for node in cluster.nodes:
             node.wait_ready()
-        await eventually(lambda: works(client, *keys), within_s=15)
+        await eventually(lambda: works(client, *keys))
 
 
 async def test_a_slot_without_an_owner_is_refused_and_its_neighbours_are_not(breakable, namespace):

@@ -3,21 +3,16 @@
 from __future__ import annotations
 
 import pytest
-from tests.workplace import stored
+from tests.kit.workplace import stored
 
-from penstock import Penstock
 from penstock.coordination.leases import Leases
-from penstock.coordination.once import Once
+from penstock.coordination.once.keys import DedupeKeys
+from penstock.coordination.once.once import Once
 from penstock.errors import OutcomeUnknown
-from penstock.settings import Settings
 
 KEY = "c0ffee" * 8
 
-
-@pytest.fixture
-async def app(cluster, namespace):
-    async with Penstock(settings=Settings(url=cluster.url, namespace=namespace)) as opened:
-        yield opened
+pytestmark = pytest.mark.places("cluster")
 
 
 @pytest.fixture
@@ -29,7 +24,7 @@ async def open_once(app):
 
 async def run_out(app):
     """What a dead process has reserved."""
-    keys = app.redis.keys.dedupe(KEY)
+    keys = DedupeKeys.of(app.redis.keys, KEY)
     await app.redis.call("DEL", keys.mark, keys.holder)
 
 

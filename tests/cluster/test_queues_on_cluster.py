@@ -4,10 +4,11 @@ import asyncio
 import json
 
 import pytest
-from tests.workplace import Workplace, claim_as, counters, in_hand, letters, stored
+from tests.kit.workplace import Workplace, claim_as, counters, in_hand, letters, stored
 
 from penstock import Fixed, RetryPolicy, current_job
-from penstock.redis.keys import key_slot
+from penstock.queues.storage.keys import lane_name
+from penstock.redis.keys.hash_slot import key_slot
 from penstock.testing.eventually import eventually
 from penstock.testing.queues import clock
 
@@ -41,7 +42,7 @@ async def test_all_keys_of_a_queue_share_a_slot(app):
     names += [keys.parked, keys.weights, keys.delayed, keys.delayed_bodies, keys.workers]
     names += [keys.dead_workers, keys.schedule, keys.audit, keys.claimed("w"), keys.record("j")]
     names += [keys.unique("u"), keys.jobs("done"), keys.runnings + "g", keys.list_of("high")]
-    names += [keys.list_of(keys.lane("{x}"))]
+    names += [keys.list_of(lane_name("{x}"))]
     assert len({key_slot(name) for name in names}) == 1
 
 
@@ -61,7 +62,7 @@ async def test_two_queues_on_different_nodes_are_worked_off_by_one_worker(workpl
         for number in range(20)
         for name in (first, second)
     ]
-    results = await asyncio.gather(*(job.result(timeout=10) for job in jobs))
+    results = await asyncio.gather(*(job.result(timeout_s=60) for job in jobs))
     assert results == [first, second] * 20
     for name in (first, second):
         assert sorted(number for queue, number in ran if queue == name) == list(range(20))
@@ -94,7 +95,7 @@ async def test_retries_records_and_dead_letters(workplace, app):
 
     await workplace.start(app)
     job = await fail.with_options(unique="u").send()
-    await job.wait(timeout=10)
+    await job.wait(timeout_s=60)
     said = await job.status()
     assert (said.status, said.reason, attempts) == ("failed", "exhausted", [1, 2, 3])
     (letter,) = map(json.loads, await letters(fail.queue))
@@ -121,7 +122,7 @@ async def test_delays_lanes_groups_and_limits(workplace, app):
     for group in ("a", "b"):
         await note.with_options(group=group).send_many([(group,)] * 10)
     await note.send_many([("plain",)] * 10)
-    await eventually(lambda: len(ran) == 36, within_s=10)
+    await eventually(lambda: len(ran) == 36)
     assert most <= 3
     assert ran.count("delayed") == 1
 
@@ -136,7 +137,7 @@ async def test_a_dead_workers_jobs_come_back(workplace, app):
     await note.send_many([(number,) for number in range(5)])
     assert len(await claim_as(note.queue, "dead", 3)) == 3
     await workplace.start(app)
-    await eventually(lambda: len(ran) == 5, within_s=10)
+    await eventually(lambda: len(ran) == 5)
     assert sorted(ran) == [(0, 2), (1, 2), (2, 2), (3, 1), (4, 1)]
     assert await in_hand(note.queue) == 0
     assert (await counters(note.queue))["reaped"] == 3
@@ -162,7 +163,7 @@ async def test_cancel_progress_pause_and_one_run_for_one_key(workplace, app):
     await began.wait()
     assert (await job.progress()).ratio == 0.25
     await job.cancel()
-    await job.wait(timeout=10)
+    await job.wait(timeout_s=60)
     assert (await job.status()).status == "cancelled"
 
     await app.queues.pause("other")
@@ -171,7 +172,7 @@ async def test_cancel_progress_pause_and_one_run_for_one_key(workplace, app):
     assert len(await stored(once.queue)) == 1
     await app.queues.resume("other")
     go_on.set()
-    assert await asyncio.gather(*(job.result(timeout=10) for job in jobs)) == [7] * 50
+    assert await asyncio.gather(*(job.result(timeout_s=60) for job in jobs)) == [7] * 50
     assert runs == [1]
 
 
@@ -186,10 +187,10 @@ async def test_letters_of_a_cluster_come_back(workplace, app):
 
     await workplace.start(app)
     await work.send_many([(number,) for number in range(5)])
-    await eventually(lambda: _dead(work.queue, 5), within_s=10)
+    await eventually(lambda: _dead(work.queue, 5))
     broken.clear()
-    await app.queues.dead_letters("mail").requeue()
-    await eventually(lambda: sorted(ran) == list(range(5)), within_s=10)
+    await app.queues.dead_letters("mail").replay()
+    await eventually(lambda: sorted(ran) == list(range(5)))
     assert await letters(work.queue) == []
 
 
@@ -231,5 +232,5 @@ async def test_workers_go_on_while_the_slot_of_their_queue_moves(app, workplace,
     await eventually(lambda: len(ran) > 10)
     await asyncio.to_thread(cluster.move_slot, slot, other)
     await sending
-    await eventually(lambda: set(ran) == set(range(100)), within_s=20)
+    await eventually(lambda: set(ran) == set(range(100)))
     await asyncio.to_thread(cluster.move_slot, slot, home)

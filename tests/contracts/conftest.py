@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import redis
-from tests.workplace import Workplace
+from tests.kit.workplace import Workplace
 
 from penstock import Penstock
 from penstock.settings import Settings
@@ -38,13 +38,13 @@ def cli(own_server: ServerProcess) -> Callable[..., Any]:
 
 @pytest.fixture
 async def app(own_server: ServerProcess, stock: redis.Redis) -> AsyncIterator[Penstock]:
-    """Our side, whose keys `stock` reads."""
+    """Our side, whose keys `redis_py` reads."""
     async with Penstock(settings=Settings(url=own_server.url)) as opened:
         yield opened
 
 
 @pytest.fixture
 async def workplace(own_server: ServerProcess, cli: Callable[..., Any]) -> AsyncIterator[Workplace]:
-    """Our side, with workers: see `tests/workplace.py`."""
+    """Our side, with workers: see `tests/kit/workplace.py`."""
     async with Workplace(own_server.url) as place:
         yield place

@@ -11,11 +11,11 @@ import pytest
 
 from penstock import Penstock
 from penstock.delivery.retries import Fixed, RetryPolicy
-from penstock.settings import Settings, TopicSettings, WorkerSettings
 from penstock.testing.eventually import eventually
-from penstock.topics.consumer import Consumer
-from penstock.topics.java_sweep import PayloadSweep
+from penstock.topics.consumer.consumer import Consumer
+from penstock.topics.java.payload_sweep import PayloadSweep
 from penstock.topics.message import Message
+from penstock.topics.storage.keys import PartitionKeys, TopicKeys, TopicsKeys
 from penstock.topics.subscription import Subscription
 
 INSTANT = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d{3,9})?Z")
@@ -57,36 +57,31 @@ LETTER = {
 }
 UUID = "0b5ffdf6-6e0a-4c2c-9a3f-3f0a2f6a9c11"
 
+pytestmark = pytest.mark.settings(topics={"balance_s": 0.05, "claim_above": 64 * 1024})
+
 
 class Order(msgspec.Struct, rename="camel"):
     order_id: int
 
 
-@pytest.fixture(params=["one server", "cluster"])
-async def app(request, namespace):
-    server = request.getfixturevalue(
-        {"one server": "valkey_server", "cluster": "cluster"}[request.param]
-    )
-    settings = Settings(
-        url=server.url,
-        namespace=namespace,
-        topics=TopicSettings(balance_s=0.05, claim_above=64 * 1024),
-        worker=WorkerSettings(poll_s=0.2),
-    )
-    async with Penstock(settings=settings) as app:
-        yield app
+@pytest.fixture
+async def app(settings, opened):
+    """As outside of this folder: keys have a namespace."""
+    return await opened.enter_async_context(Penstock(settings=settings))
 
 
 @pytest.fixture
 async def orders(app):
     topic = app.topic("orders", partitions=1, type=Order, interop=True)
-    await topic.facts()
+    await topic.metadata()
     return topic
 
 
 async def write(app, fields):
     words = [word for item in fields.items() for word in item]
-    return await app.redis.call("XADD", app.redis.keys.partition("orders", 0).stream, "*", *words)
+    return await app.redis.call(
+        "XADD", PartitionKeys.of(app.redis.keys, "orders", 0).stream, "*", *words
+    )
 
 
 async def stored(app, key):
@@ -202,7 +197,7 @@ def large_entry(keys, body, name=UUID):
 
 @pytest.mark.parametrize("left", [{}, {"payload": ""}], ids=["no field", "an empty text"])
 async def test_a_large_payload_is_read_by_its_reference(app, orders, left):
-    keys = app.redis.keys.partition("orders", 0)
+    keys = PartitionKeys.of(app.redis.keys, "orders", 0)
     body = '{"orderId":123,"text":"' + "x" * 70_000 + '"}'
     await app.redis.call("SET", keys.payload(UUID), body)
     fields = large_entry(keys, body)
@@ -215,7 +210,7 @@ async def test_a_large_payload_is_read_by_its_reference(app, orders, left):
 
 async def test_a_large_text_of_the_java_library_is_the_text_without_quotes(app, orders):
     topic = app.topic("orders", type=str)
-    keys = app.redis.keys.partition("orders", 0)
+    keys = PartitionKeys.of(app.redis.keys, "orders", 0)
     text = 'say "hello" ' * 6_000
     await app.redis.call("SET", keys.payload(UUID), msgspec.json.encode(text))
     await write(app, large_entry(keys, text))
@@ -228,8 +223,11 @@ async def test_a_large_text_of_the_java_library_is_the_text_without_quotes(app, 
 async def test_a_large_payload_of_the_java_library_is_freed_when_every_group_is_past_it(
     app, orders
 ):
-    keys, topic = app.redis.keys.partition("orders", 0), app.redis.keys.topic("orders")
-    times = app.redis.keys.topics().payload_times
+    keys, topic = (
+        PartitionKeys.of(app.redis.keys, "orders", 0),
+        TopicKeys.of(app.redis.keys, "orders"),
+    )
+    times = TopicsKeys.of(app.redis.keys).payload_times
     key = keys.payload(UUID)
     body = '{"orderId":123,"text":"' + "x" * 70_000 + '"}'
     await app.redis.call("SET", key, body)
@@ -245,8 +243,11 @@ async def test_a_large_payload_of_the_java_library_is_freed_when_every_group_is_
 
 
 async def test_large_payloads_whose_messages_were_trimmed_unread_are_swept(app, orders):
-    keys, topic = app.redis.keys.partition("orders", 0), app.redis.keys.topic("orders")
-    times = app.redis.keys.topics().payload_times
+    keys, topic = (
+        PartitionKeys.of(app.redis.keys, "orders", 0),
+        TopicKeys.of(app.redis.keys, "orders"),
+    )
+    times = TopicsKeys.of(app.redis.keys).payload_times
     old, new = keys.payload(UUID), keys.payload(UUID.replace("0b", "0c"))
     now_ms = time.time_ns() // 1_000_000
     for key, at_ms in ((old, now_ms - 3 * 86_400_000), (new, now_ms)):
@@ -262,7 +263,7 @@ async def test_large_payloads_whose_messages_were_trimmed_unread_are_swept(app, 
 @pytest.mark.parametrize("type_", [Order, str])
 async def test_a_large_payload_that_is_gone_becomes_a_dead_letter(app, orders, type_):
     topic = app.topic("orders", type=type_)
-    reference = app.redis.keys.partition("orders", 0).payload("missing")
+    reference = PartitionKeys.of(app.redis.keys, "orders", 0).payload("missing")
     headers = {"x-payload-storage-type": "hash", "x-payload-hash-ref": reference}
     await write(app, PLAIN | {"payload": "", "headers": msgspec.json.encode(headers).decode()})
     assert await take(topic, 1, handle=lambda message: message.payload)
@@ -274,7 +275,7 @@ async def test_our_entries_have_exactly_the_fields_of_the_java_library(app, orde
     await orders.send(Order(1))
     await orders.send(Order(1), key="customer-7", headers={"trace": "t-1"})
     await orders.send(Order(1), key="customer-7", idempotency_key="once")
-    plain, keyed, once = await stored(app, app.redis.keys.partition("orders", 0).stream)
+    plain, keyed, once = await stored(app, PartitionKeys.of(app.redis.keys, "orders", 0).stream)
     assert set(plain) == set(PLAIN) - {"headers"}
     assert set(keyed) == set(WITH_KEY)
     assert set(once) == set(WITH_KEY) - {"headers"}
@@ -296,7 +297,7 @@ async def test_a_retry_writes_nothing_that_the_java_library_would_see(app, order
 
     await take(orders, 1, handle=fails_twice)
     assert attempts == [1, 2, 3]
-    assert len(await stored(app, app.redis.keys.partition("orders", 0).stream)) == 1
+    assert len(await stored(app, PartitionKeys.of(app.redis.keys, "orders", 0).stream)) == 1
 
 
 async def test_our_dead_letters_have_every_field_of_the_java_library(app, orders):
@@ -306,7 +307,7 @@ async def test_our_dead_letters_have_every_field_of_the_java_library(app, orders
         raise ValueError("no")
 
     await take(orders, 1, handle=fails)
-    [letter] = await stored(app, app.redis.keys.topic("orders").dlq)
+    [letter] = await stored(app, TopicKeys.of(app.redis.keys, "orders").dlq)
     assert set(LETTER) <= set(letter)
     assert INSTANT.fullmatch(letter["timestamp"])
     assert INSTANT.fullmatch(letter["failedAt"])
@@ -324,7 +325,7 @@ async def test_our_dead_letters_have_every_field_of_the_java_library(app, orders
 
 async def bury(app, letter):
     words = [word for item in letter.items() for word in item]
-    await app.redis.call("XADD", app.redis.keys.topic("orders").dlq, "*", *words)
+    await app.redis.call("XADD", TopicKeys.of(app.redis.keys, "orders").dlq, "*", *words)
 
 
 async def test_dead_letters_of_the_java_library_are_shown_and_replayed(app, orders):
@@ -343,11 +344,11 @@ BODY = '{"orderId":123,"text":"' + "x" * 70_000 + '"}'
 
 async def bury_large(app):
     """A dead letter whose payload the library has stored beside it; the payload's key."""
-    topic = app.redis.keys.topic("orders")
+    topic = TopicKeys.of(app.redis.keys, "orders")
     key = topic.letter_payload(UUID)
     await app.redis.call("SET", key, quoted(BODY, 4))  # three retries, and as all that is large
     await app.redis.call("SADD", topic.letter_payload_index, key)
-    await app.redis.call("ZADD", app.redis.keys.topics().payload_times, 1763020800000, key)
+    await app.redis.call("ZADD", TopicsKeys.of(app.redis.keys).payload_times, 1763020800000, key)
     headers = {
         "partitionId": "0",
         "x-payload-storage-type": "hash",
@@ -360,10 +361,10 @@ async def bury_large(app):
 
 async def test_a_large_dead_letter_of_the_java_library_is_shown_and_replayed(app, orders):
     key = await bury_large(app)
-    [letter] = (await orders.dead_letters.list(most_bytes=100)).letters
+    [letter] = (await orders.dead_letters.list(max_bytes=100)).letters
     assert letter.payload.text == BODY[:100]
     assert (letter.payload.size, letter.payload.is_cut) == (len(BODY), True)
-    assert (await orders.dead_letters.show(letter.id, most_bytes=10**6)).payload.text == BODY
+    assert (await orders.dead_letters.show(letter.id, max_bytes=10**6)).payload.text == BODY
     changed = await orders.dead_letters.edit(letter.id, headers={"trace": "t-2"})
     assert not (await orders.dead_letters.show(changed)).payload.is_missing
     replayed = await orders.dead_letters.replay()
@@ -376,7 +377,10 @@ async def test_a_large_dead_letter_of_the_java_library_is_shown_and_replayed(app
 @pytest.mark.parametrize("way", ["purge", "delete the topic"])
 async def test_a_large_dead_letter_of_the_java_library_leaves_nothing_behind(app, orders, way):
     key = await bury_large(app)
-    topic, times = app.redis.keys.topic("orders"), app.redis.keys.topics().payload_times
+    topic, times = (
+        TopicKeys.of(app.redis.keys, "orders"),
+        TopicsKeys.of(app.redis.keys).payload_times,
+    )
     if way == "purge":
         [letter] = (await orders.dead_letters.list()).letters
         assert await orders.dead_letters.purge([letter.id]) == 1

@@ -16,8 +16,9 @@ import pytest
 from penstock import Penstock
 from penstock.settings import Settings, TopicSettings, WorkerSettings
 from penstock.testing.eventually import eventually
-from penstock.topics.consumer import Consumer
+from penstock.topics.consumer.consumer import Consumer
 from penstock.topics.message import Message
+from penstock.topics.storage.keys import PartitionKeys, TopicKeys
 from penstock.topics.subscription import Subscription
 
 from .test_java_entries import LETTER, PLAIN, RETRIED, WITH_KEY, Order, stored
@@ -59,15 +60,15 @@ async def test_the_library_writes_what_the_fixtures_say_and_keeps_its_partition(
     keys = app.redis.keys
 
     async def buried():
-        return await app.redis.call("XLEN", keys.topic("orders").dlq) == 3
+        return await app.redis.call("XLEN", TopicKeys.of(keys, "orders").dlq) == 3
 
-    await eventually(buried, 30)
-    entries = await stored(app, keys.partition("orders", 0).stream)
+    await eventually(buried)
+    entries = await stored(app, PartitionKeys.of(keys, "orders", 0).stream)
     assert [set(entry) for entry in entries[:2]] == [set(PLAIN), set(WITH_KEY)]
     retried = [entry for entry in entries if entry.get("key") and entry["retryCount"] == "1"]
     assert set(retried[0]) == set(RETRIED)
     assert retried[0]["payload"] == RETRIED["payload"]
-    letters = await stored(app, keys.topic("orders").dlq)
+    letters = await stored(app, TopicKeys.of(keys, "orders").dlq)
     assert set(LETTER) in [set(letter) for letter in letters]
     assert LETTER["payload"] in [letter["payload"] for letter in letters]
 

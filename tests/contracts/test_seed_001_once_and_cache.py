@@ -9,9 +9,9 @@ import json
 import pytest
 
 from penstock import Penstock
-from penstock.coordination.cache import Cache
+from penstock.coordination.cache.cache import Cache
 from penstock.coordination.leases import Leases
-from penstock.coordination.once import Once
+from penstock.coordination.once.once import Once
 from penstock.settings import Settings
 
 PATH = "/export/foscam/Front Door/image_001.jpg"

@@ -105,7 +105,7 @@ async def test_letters_of_the_original_program_can_be_queued_again(workplace, cl
     cli("RPUSH", "dlq:detection_queue", "not a letter")
     await workplace.start(app)
     dead = app.queues.dead_letters("detection_queue")
-    await dead.requeue()
+    await dead.replay()
     await eventually(lambda: DETECTION in seen)
 
 

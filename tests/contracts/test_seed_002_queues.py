@@ -153,8 +153,8 @@ async def test_the_status_json_is_a_view_of_the_record(workplace, app, ingest):
     await ingest.push(JOB)
     await workplace.start(app)
     job = ingest.job(JOB_ID)
-    await job.wait(timeout=5)
-    view = (await job.status()).seed_view()
+    await job.wait(timeout_s=60)
+    view = (await job.status()).contract_view()
     assert view["job_id"] == JOB_ID
     assert (view["rag_id"], view["filename"], view["status"]) == (
         *("policies_rag", "my_policy.pdf", "done"),
@@ -257,7 +257,7 @@ async def test_a_failed_job_has_the_documented_error(workplace, app, ingest, cli
     assert (said["retry_count"], said["max_retries"], said["reason"]) == ("0", "3", "fatal")
     assert WEEK_S - 60 < cli("TTL", JOB_KEY) <= WEEK_S
 
-    view = (await ingest.job(JOB_ID).status()).seed_view()
+    view = (await ingest.job(JOB_ID).status()).contract_view()
     assert view["suggestions"] == list(ParseError.suggestions)
     assert (view["failed_at"], view["completed_at"]) == (said["failed_at"], None)
     assert (view["error_code"], view["max_retries"]) == ("ERR_PDF_INVALID", 3)

@@ -57,7 +57,7 @@ async def test_the_view_has_exactly_the_fields_of_the_contract_with_json_in_them
     await run.mark_processed(12346, "12345", 12347)
     stock.set("courtlistener:rate_limit:2024-09-17_14", 1246, ex=7_200)
     await HourlyLimit(client).increment()
-    view = await run.seed_view()
+    view = await run.contract_view()
     assert list(view) == [
         *("dag_run_id", "start_time", "current_hour", "api_calls_this_hour"),
         *("status", "dockets_processed", "redis_keys"),
@@ -78,7 +78,7 @@ async def test_the_view_has_exactly_the_fields_of_the_contract_with_json_in_them
 
 
 async def test_the_view_of_a_run_that_has_done_nothing_has_an_empty_list(run):
-    view = await run.seed_view()
+    view = await run.contract_view()
     assert json.loads(view["dockets_processed"]) == []
     assert view["api_calls_this_hour"] == "0"
 

@@ -5,9 +5,9 @@ from contextlib import asynccontextmanager
 
 import pytest
 from redis.asyncio import Redis
-from tests.feed_program import program
+from tests.kit.feeds import program
 
-from penstock.coordination.feeds.channels import SECURITY_EVENTS, SYSTEM_STATUS, upload_progress
+from penstock.coordination.stored_names import SECURITY_EVENTS, SYSTEM_STATUS, upload_progress
 
 PROGRESS = {
     "uploaded_chunks": 5,

@@ -1,4 +1,4 @@
-"""Topics with short timings, on one server and on a cluster; consumers and shells of a test."""
+"""Applications with short timings, consumers, workers and shells of a test."""
 
 from __future__ import annotations
 
@@ -9,27 +9,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.keyspace import unaccounted
-from tests.workplace import Workplace
+from tests.kit.keyspace import unaccounted
+from tests.kit.library import library, open_library  # noqa: F401  fixtures
+from tests.kit.settings import QUICK_TOPICS
+from tests.kit.shell import Nursery, Shell
+from tests.kit.workplace import Workplace
 
 from penstock import Penstock
 from penstock.settings import QueueSettings, Settings, TopicSettings, WorkerSettings
 from penstock.testing.cluster import ClusterProcess
 from penstock.testing.servers import ServerProcess
-from penstock.topics.consumer import Consumer
+from penstock.topics.consumer.consumer import Consumer
 from penstock.topics.subscription import Subscription
 from penstock.topics.topic import Topic
-
-from .documents_kit import library, open_library  # noqa: F401  fixtures
-from .shell import Nursery, Shell
-
-
-@pytest.fixture(params=["one server", "cluster"])
-def place(request: pytest.FixtureRequest) -> ServerProcess | ClusterProcess:
-    """Where a test of topics runs: everything not about one node runs on both."""
-    return request.getfixturevalue(
-        {"one server": "valkey_server", "cluster": "cluster"}[request.param]
-    )
 
 
 @pytest.fixture
@@ -43,11 +35,10 @@ async def open_app(namespace: str) -> AsyncIterator[Callable[..., Awaitable[Pens
             worker: WorkerSettings | None = None,
             **topics: Any,
         ) -> Penstock:
-            quick = {"lease_ttl_s": 1.5, "balance_s": 0.05, "janitor_s": 0.1, **topics}
             settings = Settings(
                 url=server if isinstance(server, str) else server.url,
                 namespace=namespace,
-                topics=TopicSettings(**quick),
+                topics=TopicSettings(**{**QUICK_TOPICS, **topics}),
                 worker=worker or WorkerSettings(poll_s=0.2),
             )
             return await opened.enter_async_context(Penstock(settings=settings))
@@ -56,15 +47,8 @@ async def open_app(namespace: str) -> AsyncIterator[Callable[..., Awaitable[Pens
 
 
 @pytest.fixture
-async def app(
-    open_app: Callable[..., Awaitable[Penstock]], place: ServerProcess | ClusterProcess
-) -> Penstock:
-    return await open_app(place)
-
-
-@pytest.fixture
 async def consume(
-    open_app: Callable[..., Awaitable[Penstock]],
+    open_app: Callable[..., Awaitable[Penstock]], opened: AsyncExitStack
 ) -> AsyncIterator[Callable[..., Awaitable[Consumer]]]:
     """`await consume(topic, handler, ordering="key")` starts a consumer; all stop with the test."""
     async with AsyncExitStack() as running:
@@ -93,8 +77,10 @@ async def open_queues(
 
 
 @pytest.fixture
-async def workplace(valkey_server: ServerProcess, namespace: str) -> AsyncIterator[Workplace]:
-    """Where applications send jobs and run workers: see `tests/workplace.py`."""
+async def workplace(
+    valkey_server: ServerProcess, namespace: str, opened: AsyncExitStack
+) -> AsyncIterator[Workplace]:
+    """Where applications send jobs and run workers: see `tests/kit/workplace.py`."""
     async with Workplace(valkey_server.url, namespace) as place:
         yield place
 

@@ -1,30 +1,31 @@
-"""What an application offers to coordinate work; `Penstock` inherits it."""
+"""Coordination primitives of an application; `Penstock` inherits them."""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Coroutine
 from contextlib import AbstractAsyncContextManager
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Unpack
 
-from penstock.named import Named
+from penstock.named_objects import NamedObjects
 from penstock.redis.client import Client
 from penstock.redis.codec import Codec
 
 if TYPE_CHECKING:
-    from penstock.coordination.cache import Cache
+    from penstock.coordination.cache.cache import Cache
     from penstock.coordination.feeds.feed import Feed
     from penstock.coordination.feeds.hub import FeedHub
-    from penstock.coordination.hints import Hints
     from penstock.coordination.leases import Leases
-    from penstock.coordination.limits.book import LimitBook
     from penstock.coordination.limits.hourly import HourlyLimit
-    from penstock.coordination.limits.limit import Limit, LimitWords
+    from penstock.coordination.limits.limit import Limit, LimitKwargs
     from penstock.coordination.limits.rates import Windows
-    from penstock.coordination.once import Mark, MarkWords, Once
+    from penstock.coordination.limits.registry import LimitRegistry
+    from penstock.coordination.once.once import Mark, Once, OnceKwargs
     from penstock.coordination.runs.runs import Runs
-    from penstock.coordination.slots import Slots
-    from penstock.coordination.windows.options import WindowWords
+    from penstock.coordination.slots.slots import Slots
+    from penstock.coordination.wakeups import Wakeups
+    from penstock.coordination.windows.options import WindowKwargs
     from penstock.coordination.windows.window import Window
     from penstock.queues.queue import Queue
     from penstock.topics.topic import Topic
@@ -33,39 +34,39 @@ __all__ = ["Coordination"]
 
 
 class Coordination:
-    """The primitives by which processes agree. Each is imported when it is first used."""
+    """The coordination primitives. Each is imported when it is first used."""
 
     redis: Client
     codec: Codec
 
     def __init__(self) -> None:
         self._leases: Leases | None = None
-        self._hints: Hints | None = None
+        self._wakeups: Wakeups | None = None
         self._hub: FeedHub | None = None
         self._marks: Once | None = None
         self._limits: dict[tuple[object, ...], Limit] = {}
         self._windows: dict[str, Window] = {}
-        self._window_words: dict[str, object] = {}
-        self._slots: Named[Slots] = Named()
+        self._window_options: dict[str, object] = {}
+        self._slots: NamedObjects[Slots] = NamedObjects()
         self._caches: dict[tuple[object, ...], Cache] = {}
 
     async def close_coordination(self) -> None:
-        """End what runs beside the caller: renewals, hints, feeds, permits in advance."""
-        for limit in self._limits.values():
-            await limit.close()
-        for part in (self._hub, self._hints, self._leases):
+        """End what runs in the background: waiting callers, feeds, wakeups, renewals."""
+        waited_for = (*self._limits.values(), *self._slots)
+        await asyncio.gather(*(one.close() for one in waited_for))
+        for part in (self._hub, self._wakeups, self._leases):
             if part is not None:
                 await part.close()
 
     # ---- once
 
-    def once(self, key: str, **words: Unpack[MarkWords]) -> AbstractAsyncContextManager[Mark]:
-        """Let a block happen once for a key: of all who ask, one is first. As `Once.reserve`.
+    def once(self, key: str, **options: Unpack[OnceKwargs]) -> AbstractAsyncContextManager[Mark]:
+        """Run a block once for a key: of all callers one is first. As `Once.reserve`.
 
-        - `ttl`: for how many seconds it is not done again. `scope`: a camera or a tenant to which
-          the key belongs. `value`: what the mark says. `replay`: do it again on purpose.
+        - `ttl`: for how many seconds it is not done again. `scope`: a tenant or device to which the
+          key belongs. `value`: a text stored in the mark. `replay`: do it again on purpose.
         """
-        return self.marks.reserve(key, **words)
+        return self.marks.reserve(key, **options)
 
     def seen(
         self,
@@ -75,79 +76,79 @@ class Coordination:
         ttl: float | timedelta | None = None,
         scope: str | None = None,
     ) -> Coroutine[Any, Any, bool]:
-        """Mark something as seen, and tell whether it was: one command."""
+        """Mark a key as seen; whether it was already. One command."""
         return self.marks.seen(key, value, ttl=ttl, scope=scope)
 
     @property
     def marks(self) -> Once:
-        """Marks of what has happened: look at them, remove them, mark and queue in one step."""
+        """Marks of what has happened: read and remove them, or mark and enqueue in one step."""
         if self._marks is None:
-            from penstock.coordination.once import Once  # noqa: PLC0415
+            from penstock.coordination.once.once import Once  # noqa: PLC0415
 
             self._marks = Once(self.redis, self.codec, self.leases)
         return self._marks
 
     # ---- limits
 
-    def limit(self, name: str, windows: Windows, **words: Unpack[LimitWords]) -> Limit:
-        """Return a limit that all processes share; the same one for the same name and words.
+    def limit(self, name: str, windows: Windows, **options: Unpack[LimitKwargs]) -> Limit:
+        """Return a limit that all processes share; the same object for the same name and options.
 
         - `windows`: such as `["5/min", "50/hour", "125/day"]`; all of them hold at once.
         - `algorithm`: "exact" logs every call; "compact" needs 2 KiB at most and admits 1 % less;
           "gcra" spreads calls evenly after a `burst`.
         - `buffer`: how many calls (or, below 1, which part) of each window are never used.
-        - `margin`: seconds by which each period is taken longer, because calls travel unequally
-          long: the other side's period begins when a call arrives.
-        - `lease`: how many permits a process may take in advance, for speed.
-        - `away`: while the server is away nobody is let through ("closed"), or each process has
+        - `margin`: seconds by which each period is extended, because calls travel unequally long:
+          the provider's period begins when a call arrives.
+        - `lease`: how many permits a process may prefetch, for speed.
+        - `away`: while the server is away all calls are refused ("closed"), or each process has
           its `share` of the windows ("share").
         """
         from penstock.coordination.limits.limit import Limit  # noqa: PLC0415
         from penstock.coordination.limits.rates import parse_rates  # noqa: PLC0415
 
-        how = (name, parse_rates(windows), *sorted(words.items()))
+        how = (name, parse_rates(windows), *sorted(options.items()))
         if how not in self._limits:
-            self._limits[how] = Limit.of(self.redis, name, windows, self.hints, **words)
+            self._limits[how] = Limit.of(self.redis, name, windows, self.wakeups, **options)
         return self._limits[how]
 
     @property
-    def limits(self) -> LimitBook:
-        """How limits are set, and setting them anew: what `penstock limit` does."""
-        from penstock.coordination.limits.book import LimitBook  # noqa: PLC0415
+    def limits(self) -> LimitRegistry:
+        """The settings of limits, and editing them: what `penstock limit` does."""
+        from penstock.coordination.limits.registry import LimitRegistry  # noqa: PLC0415
 
-        return LimitBook(self.redis)
+        return LimitRegistry(self.redis)
 
     @property
     def hourly_limit(self) -> HourlyLimit:
-        """The limit per clock hour, in the counters that harvesters share."""
+        """The limit per clock hour, in counters that other programs share."""
         from penstock.coordination.limits.hourly import HourlyLimit  # noqa: PLC0415
 
         return HourlyLimit(self.redis)
 
     # ---- windows, runs
 
-    def window(self, name: str, *, to: Queue | Topic, **words: Unpack[WindowWords]) -> Window:
+    def window(self, name: str, *, to: Queue | Topic, **options: Unpack[WindowKwargs]) -> Window:
         """Return a window that gathers items by key; each batch becomes one job or message.
 
         - `to`: the queue or topic that gets the batches.
         - `max_age`, `idle`: seconds after the first or the latest item at which a batch closes.
         - `max_items`, `max_bytes`: how large it gets.
-        - `key_field`, `items_field`: how the job names them.
+        - `key_field`, `items_field`: their names in the job.
 
-        Workers close batches that are due. The same window for the same name and words; with other
-        words the latest holds.
+        Workers close batches that are due. The same object for the same name and options; with
+        other options the latest holds.
         """
         from penstock.coordination.windows.window import Window  # noqa: PLC0415
 
-        how = (to, words)
-        if name not in self._windows or self._window_words[name] != how:
-            window = Window(self.redis, self.codec, name, to=to, hub=self.hub, **words)
-            self._windows[name], self._window_words[name] = window, how
+        how = (to, options)
+        if name not in self._windows or self._window_options[name] != how:
+            window = Window(self.redis, self.codec, name, to=to, hub=self.hub, **options)
+            self._windows[name], self._window_options[name] = window, how
         return self._windows[name]
 
     @property
     def runs(self) -> Runs:
-        """Records of runs: status, what was processed, what failed, and how far they are."""
+        """Records of runs: status, processed items, failures and checkpoints."""
         from penstock.coordination.runs.runs import Runs  # noqa: PLC0415
 
         return Runs(self.redis, self.codec, self.hub)
@@ -155,18 +156,18 @@ class Coordination:
     # ---- slots, feeds, cache
 
     def slots(self, name: str, limit: int, *, lease: float | timedelta | None = None) -> Slots:
-        """Return a limit on how many hold `name` at once, over all processes.
+        """Return a semaphore over all processes: at most `limit` callers hold `name` at once.
 
-        A holder that falls silent for `lease` seconds loses its slot. The same object for the same
-        words.
+        A holder that is silent for `lease` seconds loses its slot. The same object for the same
+        options.
         """
-        from penstock.coordination.slots import Slots  # noqa: PLC0415
+        from penstock.coordination.slots.slots import Slots  # noqa: PLC0415
 
         return self._slots.get(
             name,
             {"limit": limit, "lease": lease},
             lambda: Slots(
-                self.redis, name, limit, leases=self.leases, hints=self.hints, lease=lease
+                self.redis, name, limit, leases=self.leases, wakeups=self.wakeups, lease=lease
             ),
         )
 
@@ -177,19 +178,19 @@ class Coordination:
         return Feed(self.redis, self.codec, self.hub, name)
 
     def cache(self, space: str, *, ttl: float | timedelta | None = None) -> Cache:
-        """Return a cache of JSON values, each of which lives for `ttl` seconds unless told."""
-        # The same one for the same words: what one caller makes, others in the process wait for.
+        """Return a cache of JSON values, each of which lives for `ttl` seconds by default."""
+        # The same object for the same options: callers in the process share what one makes.
         if (space, ttl) not in self._caches:
-            from penstock.coordination.cache import Cache  # noqa: PLC0415
+            from penstock.coordination.cache.cache import Cache  # noqa: PLC0415
 
             self._caches[space, ttl] = Cache(self.redis, self.codec, space, self.leases, ttl_s=ttl)
         return self._caches[space, ttl]
 
-    # ---- what they share
+    # ---- shared by the primitives
 
     @property
     def leases(self) -> Leases:
-        """Renews what this process holds."""
+        """Renews the leases of this process."""
         if self._leases is None:
             from penstock.coordination.leases import Leases  # noqa: PLC0415
 
@@ -197,19 +198,19 @@ class Coordination:
         return self._leases
 
     @property
-    def hints(self) -> Hints:
+    def wakeups(self) -> Wakeups:
         """This process's one pub/sub connection."""
-        if self._hints is None:
-            from penstock.coordination.hints import Hints  # noqa: PLC0415
+        if self._wakeups is None:
+            from penstock.coordination.wakeups import Wakeups  # noqa: PLC0415
 
-            self._hints = Hints(self.redis)
-        return self._hints
+            self._wakeups = Wakeups(self.redis)
+        return self._wakeups
 
     @property
     def hub(self) -> FeedHub:
-        """Reads each feed once for all of its readers in this process."""
+        """Reads each feed once for all its readers in this process."""
         if self._hub is None:
             from penstock.coordination.feeds.hub import FeedHub  # noqa: PLC0415
 
-            self._hub = FeedHub(self.redis, self.codec, self.hints)
+            self._hub = FeedHub(self.redis, self.codec, self.wakeups)
         return self._hub

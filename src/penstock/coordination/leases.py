@@ -1,4 +1,4 @@
-"""Keeps what is held by leases from running out: one task for a whole application."""
+"""Renews leases: one task for a whole application."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ import logging
 import time
 from collections.abc import Awaitable, Callable
 
-from penstock.quiet import RateLimitedLog
 from penstock.redis.client import Client
-from penstock.runtime.backoff import retry_delay_s
+from penstock.runtime.waiting import retry_delay_s
+from penstock.throttled_log import RateLimitedLog
 
 __all__ = ["Lease", "Leases"]
 
@@ -19,15 +19,15 @@ quiet = RateLimitedLog(logger)
 MOST_AT_ONCE = 64
 """Renewals under way at the same time."""
 
-# A lease is renewed early by up to this part of its rhythm, together with one that is due: so a
-# thousand leases wake the task ten times in a period, not a thousand times.
+# A lease is renewed early by up to this part of its interval, together with one that is due: so a
+# thousand leases wake the task ten times per interval, not a thousand times.
 _EARLY = 0.1
-# The server counts in whole ms and by another clock: ours runs out a little before.
+# The server counts in whole ms and by another clock: ours ends slightly earlier.
 _OURS = 0.99
 
 
 class Lease:
-    """One thing that is held; `Leases.hold` makes it."""
+    """One lease; made by `Leases.hold`."""
 
     def __init__(
         self,
@@ -47,15 +47,15 @@ class Lease:
 
     @property
     def lost(self) -> bool:
-        """Whether somebody else may have it by now: the server said so, or its time is up.
+        """Whether another holder may have it by now: the server refused it, or its time is up.
 
-        It is true at that very moment, even if the event loop is kept busy and `lost` of `hold` was
-        not called yet: ask again after a long computation. May be asked in any thread.
+        It is true from that moment on, even if the event loop is busy and `lost` of `hold` was not
+        called yet: read it again after a long computation. May be read in any thread.
         """
         return self._lost or time.monotonic() >= self.until
 
     async def end(self) -> None:
-        """Renew it no more, nor report a loss. May come twice, or after the loss."""
+        """Stop renewing it; no loss is reported. May be called twice, or after the loss."""
         self._end(self)
 
     # for Leases
@@ -64,12 +64,12 @@ class Lease:
         return self.renewal is None and self.due - _EARLY * self._every_s <= now
 
     def renewed(self, asked: float) -> None:
-        """Count from the moment at which the renewal was asked for: the server's count is later."""
+        """Count from when the renewal was sent: the server counts from later."""
         self.due, self._failures = asked + self._every_s, 0
         self.until = max(self.until, asked + self._ttl_s)
 
     def postpone(self) -> None:
-        """Try again soon: a renewal failed."""
+        """Retry soon: a renewal failed."""
         self._failures += 1
         self.due = time.monotonic() + min(retry_delay_s(self._failures), self._every_s / 3)
 
@@ -115,15 +115,15 @@ class Leases:
     ) -> Lease:
         """Call `renew` every `every_s` seconds, until `end()` or the loss.
 
-        - `renew` answers whether the lease goes on; False if it has passed to others. What it
-          raises is no answer: it is tried again, soon, as long as the lease lasts.
+        - `renew` returns whether the lease is still held. If it raises, it is retried soon, as long
+          as the lease lasts.
         - `lost` is called once, in the event loop, when the lease has passed or its time is up.
-        - `ttl_s`: how long a lease lasts on the server; three times `every_s` unless told.
-        - `began`: `time.monotonic()` before the server was asked for the lease; now unless told.
+        - `ttl_s`: how long a lease lasts on the server; by default three times `every_s`.
+        - `began`: `time.monotonic()` before the lease was requested; by default now.
         """
         loop = asyncio.get_running_loop()
         if self._loop is not loop:
-            # Another loop, or another process since a fork: what was held there is not ours.
+            # Another event loop, or a forked process: the leases held there are not ours.
             self._loop, self._task, self._held, self._renewing = loop, None, {}, 0
             self._wake = asyncio.Event()
         lease = Lease(
@@ -142,7 +142,7 @@ class Leases:
         return lease
 
     async def close(self) -> None:
-        """Renew nothing any more: what is still held runs out on the server. May come twice."""
+        """Stop renewing: what is still held expires on the server. May be called twice."""
         task, self._task = self._task, None
         for lease in list(self._held):
             self._drop(lease)
@@ -171,11 +171,11 @@ class Leases:
                     lease.renewal = group.create_task(self._renew(lease), name="penstock renewal")
                     lease.renewal.add_done_callback(self._one_less)
                 await self._sleep(now)
-            # Before the group waits for the last renewals: who comes meanwhile starts another task.
+            # Before the group waits for the last renewals: a new lease starts another task.
             self._task = None
 
     async def _sleep(self, now: float) -> None:
-        """Sleep until a lease is due or at its end; or until we are woken."""
+        """Sleep until a lease is due or ends, or until woken."""
         full = self._renewing >= MOST_AT_ONCE
         self._sleeps_until = min(
             (
@@ -194,7 +194,7 @@ class Leases:
         asked = time.monotonic()
         try:
             goes_on = await lease.renew()
-        except Exception as error:  # noqa: BLE001  the next try may have an answer
+        except Exception as error:  # noqa: BLE001  it is retried
             lease.postpone()
             name = type(error).__name__
             quiet.warning(name, "a lease at %s was not renewed: %s", self._client.address, error)
@@ -202,13 +202,13 @@ class Leases:
             if goes_on:
                 lease.renewed(asked)
             elif lease in self._held:
-                lease.renewal = None  # which is ourselves: not to be cancelled
+                lease.renewal = None  # it is this task: not to be cancelled
                 self._lose(lease)
         finally:
             lease.renewal = None
 
     def _one_less(self, _: asyncio.Task[None]) -> None:
-        # Not at the end of `_renew`: a task that is cancelled before its first step has no end.
+        # Not at the end of `_renew`: a task cancelled before its first step does not get there.
         self._renewing -= 1
         self._wake.set()
 
@@ -217,4 +217,4 @@ class Leases:
         try:
             lease.lose()
         except Exception:
-            logger.exception("who held a lease failed when told of its loss")
+            logger.exception("the callback for a lost lease failed")

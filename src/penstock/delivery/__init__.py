@@ -1,1 +1,1 @@
-"""What topics and queues share: how a handler ends, what follows, and who did what."""
+"""Shared by topics and queues: retries, failures, dependencies, handler threads, audit."""

@@ -1,4 +1,4 @@
-"""Who did what to a topic or a queue: a capped stream for each."""
+"""Audit log of a topic or a queue: a capped stream of administrative acts."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ AUDIT_LENGTH: Final = 10_000
 
 
 class Act(msgspec.Struct, frozen=True, kw_only=True):
-    """Something that somebody did to dead letters, groups or jobs."""
+    """An administrative act on dead letters, groups or jobs."""
 
     id: str
     at_ms: int
@@ -44,7 +44,7 @@ def default_who() -> str:
 async def record_act(
     client: Client, audit: str, *, who: str | None, what: str, count: int, detail: str = ""
 ) -> None:
-    """Note an act in the stream `audit`. One round trip."""
+    """Append an act to the stream `audit`. One round trip."""
     fields = ("who", who or default_who(), "what", what, "count", count, "detail", detail)
     await client.call("XADD", audit, "MAXLEN", "~", AUDIT_LENGTH, "*", *fields)
 

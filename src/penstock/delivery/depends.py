@@ -1,4 +1,4 @@
-"""What a handler needs besides its job: made for it, handed in, cleaned up afterwards.
+"""Dependency injection for handlers: values made for a job and cleaned up after it.
 
     async def get_db() -> AsyncIterator[Db]:
         async with pool.acquire() as db, db.transaction():
@@ -11,7 +11,7 @@
 
     with app.dependencies.override(get_db, lambda: fake_db): ...      # in a test
 
-Who calls the function itself, `await welcome(42, db=mine)`, brings everything along.
+A direct call, `await welcome(42, db=mine)`, passes every argument itself.
 """
 
 from __future__ import annotations
@@ -63,14 +63,14 @@ T = TypeVar("T")
 
 
 class Overrides:
-    """Which providers are replaced by others; `app.dependencies` is one."""
+    """Replacements of providers; `app.dependencies` is one."""
 
     def __init__(self) -> None:
         self._replacements: dict[Provider, Provider] = {}
 
     @contextmanager
     def override(self, provider: Provider, with_: Provider) -> Generator[None]:
-        """Ask `with_` wherever `provider` was to be asked, within the block.
+        """Use `with_` instead of `provider` within the block.
 
         `with_` is a provider too, so it may yield and depend on others: `lambda: fake` for a value.
         """
@@ -90,7 +90,7 @@ class Overrides:
                 self._replacements[provider] = before
 
     def in_force(self, provider: Provider) -> Provider:
-        """Whom to ask instead of `provider`; as a rule `provider` itself."""
+        """The replacement of `provider`, or `provider` itself."""
         return self._replacements.get(provider, provider) if self._replacements else provider
 
     def _reached(self, provider: Provider, seen: set[Provider]) -> set[Provider]:
@@ -102,7 +102,7 @@ class Overrides:
 
 
 class Resolver:
-    """Makes what functions depend on. One for a worker, closed when the worker ends.
+    """Makes the dependencies of functions. One for each worker, closed when it ends.
 
         async with Resolver(app.dependencies) as resolver:
             async with resolver.resolve(function) as injected:
@@ -126,16 +126,16 @@ class Resolver:
         await self.close()
 
     def trouble(self) -> str | None:
-        """Which jobs wait for providers that do not return; None if none does. From any thread."""
+        """Providers that do not return and the jobs that wait; None without. From any thread."""
         return self._threads.trouble()
 
     async def close(self) -> None:
-        """Clean up what the jobs shared; failures are logged. May come twice."""
+        """Clean up values shared by jobs; failures are logged. Repeatable."""
         await self._worker.clean_up(None)
 
     @asynccontextmanager
     async def resolve(self, function: Callable[..., Any]) -> AsyncGenerator[dict[str, Any]]:
-        """Give the values of a function's injected parameters, for the time of one job."""
+        """Values of a function's injected parameters, for the duration of one job."""
         job = _Made(name_of(function))
         try:
             yield await self._arguments(function, job)
@@ -161,7 +161,7 @@ class Resolver:
                 job.values[provider] = await self._make(provider, job)
             return job.values[provider]
         if provider not in self._worker.values:
-            # Two jobs may ask at the same time. What a cancelled one has not made, the next makes.
+            # Jobs may need it at the same time; if the first is cancelled, the next makes it.
             async with self._making.setdefault(provider, asyncio.Lock()):
                 if provider not in self._worker.values:
                     self._worker.values[provider] = await self._make(provider, self._worker)
@@ -183,7 +183,7 @@ class Resolver:
 
 
 class _Made:
-    """The values of one scope, and what is to be cleaned up at its end."""
+    """The values of one scope, and their clean-ups."""
 
     def __init__(self, name: str) -> None:
         self.values: dict[Provider, Any] = {}
@@ -196,19 +196,19 @@ class _Made:
         return value
 
     async def clean_up(self, error: BaseException | None) -> BaseException | None:
-        """Tell all that it is over, the last made first; return what went wrong first, if anything.
+        """Clean up in reverse order of creation; return the first failure, if any.
 
-        Each learns of the job's error, or of the failed clean-up before it.
+        Each clean-up gets the job's error, or that of the failed clean-up before it.
         """
         self.values.clear()
         failure: BaseException | None = None
         while self._open:
             provider, manager = self._open.pop()
-            told = error or failure
+            cause = error or failure
             try:
-                await manager.__aexit__(type(told) if told else None, told, _trace(told))
+                await manager.__aexit__(type(cause) if cause else None, cause, _trace(cause))
             except BaseException as raised:  # the others are to be cleaned up as well
-                if raised is not told:
+                if raised is not cause:
                     logger.exception(
                         "%s: cleaning up after %s failed", self._name, name_of(provider),
                     )  # fmt: skip
@@ -251,7 +251,7 @@ class _InThread(AbstractAsyncContextManager[Any]):
 
 
 class _Threads:
-    """Where providers run that are not async."""
+    """Threads of providers that are not async."""
 
     def __init__(self, executor: Executor | None) -> None:
         self._executor = executor
@@ -275,7 +275,7 @@ class _Threads:
             try:
                 return function()
             except StopIteration as error:
-                # No future can hold it: whoever waits for the thread would wait for ever.
+                # No future can hold it: the caller would wait for ever.
                 raise RuntimeError(f"{name} raised StopIteration") from error
 
         running = asyncio.get_running_loop().run_in_executor(

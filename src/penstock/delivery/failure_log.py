@@ -21,10 +21,10 @@ from urllib.parse import urlsplit
 from penstock.clock import SYSTEM_CLOCK, Clock
 from penstock.delivery.failures import Failure, handler_part
 from penstock.delivery.retries import Retry
-from penstock.quiet import BURST, EVERY_S, Bursts
 from penstock.settings import Settings
+from penstock.throttled_log import BURST, EVERY_S, Bursts
 
-__all__ = ["Attempt", "FailureLog", "shell_word"]
+__all__ = ["FailedAttempt", "FailureLog", "shell_word"]
 
 logger = logging.getLogger("penstock.failures")
 
@@ -32,7 +32,7 @@ _LONGEST_ERROR = 200
 
 
 @dataclass(frozen=True, slots=True)
-class Attempt:
+class FailedAttempt:
     """An attempt that failed, as log lines name it."""
 
     id: str
@@ -46,7 +46,7 @@ class Attempt:
 
     @property
     def performer(self) -> str:
-        """What was tried, in words."""
+        """What was tried, as text."""
         if self.task:
             return f"task {self.task!r}"
         if self.handler:
@@ -73,7 +73,7 @@ class FailureLog:
 
     def failed(
         self,
-        attempt: Attempt,
+        attempt: FailedAttempt,
         failure: Failure,
         error: BaseException | None,
         *,
@@ -100,7 +100,7 @@ class FailureLog:
         )
 
     def buried(
-        self, attempt: Attempt, reason: str, failure: Failure | None, *, letter_id: str
+        self, attempt: FailedAttempt, reason: str, failure: Failure | None, *, letter_id: str
     ) -> None:
         """Log a dead letter, once it is stored."""
         fingerprint = reason if failure is None else failure.fingerprint
@@ -122,7 +122,7 @@ class FailureLog:
     # ---- inside
 
     def _admits(
-        self, level: int, attempt: Attempt, fingerprint: str, failure: Failure | None
+        self, level: int, attempt: FailedAttempt, fingerprint: str, failure: Failure | None
     ) -> bool:
         if not logger.isEnabledFor(level):
             return False
@@ -130,7 +130,9 @@ class FailureLog:
         cause = (level, attempt.task or attempt.handler, attempt.group, fingerprint)
         return self._bursts.admits(cause, summarise)
 
-    def _summarise(self, level: int, attempt: Attempt, failure: Failure | None, count: int) -> None:
+    def _summarise(
+        self, level: int, attempt: FailedAttempt, failure: Failure | None, count: int
+    ) -> None:
         facts = self._facts(attempt, failure, more=count)
         ending = ""
         if level == logging.ERROR:
@@ -148,12 +150,14 @@ class FailureLog:
             None,
         )
 
-    def _subject(self, attempt: Attempt) -> str:
+    def _subject(self, attempt: FailedAttempt) -> str:
         return (
             f"{attempt.performer} of {self._kind} {self._name!r}: {self._item} {_shown(attempt.id)}"
         )
 
-    def _facts(self, attempt: Attempt, failure: Failure | None, **others: object) -> dict[str, Any]:
+    def _facts(
+        self, attempt: FailedAttempt, failure: Failure | None, **others: object
+    ) -> dict[str, Any]:
         facts: dict[str, Any] = {
             self._kind: self._name,
             self._item: attempt.id,
@@ -217,8 +221,8 @@ def _exc_info(
 def _cause(failure: Failure | None) -> str:
     if failure is None:
         return ""
-    words = ": ".join(filter(None, (failure.error_class, " ".join(failure.message.split()))))
-    text = words if len(words) <= _LONGEST_ERROR else f"{words[: _LONGEST_ERROR - 1]}…"
+    line = ": ".join(filter(None, (failure.error_class, " ".join(failure.message.split()))))
+    text = line if len(line) <= _LONGEST_ERROR else f"{line[: _LONGEST_ERROR - 1]}…"
     return f": {_shown(text)}" if text else ""
 
 
@@ -230,7 +234,7 @@ def _shown(text: str) -> str:
 def _wait(seconds: float) -> str:
     if seconds < 1:
         return f"{seconds * 1000:.0f} ms"
-    if seconds < 120:  # noqa: PLR2004  beyond two minutes nobody counts seconds
+    if seconds < 120:  # noqa: PLR2004  beyond two minutes seconds do not matter
         return f"{seconds:.3g} s"
     minutes = seconds / 60
     return f"{minutes:.0f} min" if minutes < 120 else f"{minutes / 60:.0f} h"  # noqa: PLR2004

@@ -1,4 +1,4 @@
-"""What is remembered of a failed attempt: the error in words, and a fingerprint of its bug."""
+"""Record of a failed attempt: the error as text, and a fingerprint of the bug."""
 
 from __future__ import annotations
 
@@ -11,15 +11,17 @@ from typing import Self, cast
 
 import msgspec
 
-from penstock.delivery.retries import DeadLetter, parts_of
+from penstock.delivery.retries import MOST_ATTEMPTS, DeadLetter, parts_of
+from penstock.delivery.stored import read_json
 
-__all__ = ["Failure", "handler_part"]
+__all__ = ["Failure", "handler_part", "read_failures"]
 
 _LONGEST_MESSAGE = 1000
 _LONGEST_STACK_BYTES = 8 * 1024
 _MOST_FRAMES = 64
 _MOST_CAUSES = 16
-# Frames of what calls a handler. They change with how it is run and with Penstock's version.
+_LAST_MS = 2**53
+# Frames that call a handler. They change with how it is run and with Penstock's version.
 _CALLERS = re.compile(
     r"(penstock\.(topics|queues|delivery|runtime)|asyncio|concurrent\.futures|threading)(\.|$)"
 )
@@ -56,8 +58,18 @@ class Failure(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
+def read_failures(stored: bytes) -> tuple[Failure, ...]:
+    """How earlier attempts failed; empty if that cannot be read."""
+    failures: tuple[Failure, ...] | None = read_json(stored, tuple[Failure, ...])
+    if failures and all(
+        0 <= one.at_ms <= _LAST_MS and 0 <= one.attempt <= MOST_ATTEMPTS for one in failures
+    ):
+        return failures
+    return ()
+
+
 def handler_part(traceback: TracebackType | None) -> TracebackType | None:
-    """Return a traceback from the handler's own frames on; None if it never came so far."""
+    """Return a traceback from the handler's own frames on; None if it was not reached."""
     while traceback is not None and _is_caller(str(traceback.tb_frame.f_globals.get("__name__"))):
         traceback = traceback.tb_next
     return traceback
@@ -71,7 +83,7 @@ def _guarded(describe: Callable[[BaseException], str], error: BaseException) -> 
     try:
         return describe(error)
     except Exception as raised:  # noqa: BLE001  an error's own __str__ may raise anything
-        return f"<cannot be told: {type(raised).__name__}>"
+        return f"<cannot be described: {type(raised).__name__}>"
 
 
 def _cut(text: str) -> str:
@@ -91,8 +103,8 @@ def _message(error: BaseException) -> str:
 
 def _stack(error: BaseException) -> str:
     """Return the end of the printed traceback, in which a huge message hides no frame."""
-    told = TracebackException(type(error), error, error.__traceback__, limit=-_MOST_FRAMES)
-    data = "\n".join(_cut(piece.rstrip("\n")) for piece in told.format()).encode()
+    printed = TracebackException(type(error), error, error.__traceback__, limit=-_MOST_FRAMES)
+    data = "\n".join(_cut(piece.rstrip("\n")) for piece in printed.format()).encode()
     if len(data) <= _LONGEST_STACK_BYTES:
         return data.decode()
     return "…\n" + data[-_LONGEST_STACK_BYTES:].partition(b"\n")[2].decode()
@@ -114,9 +126,9 @@ def _fingerprint(error: BaseException) -> str:
 
 def _traits(error: BaseException) -> list[str]:
     places = _places(error.__traceback__)
-    told = isinstance(error, DeadLetter) or not places
-    words = [_CHANGING.sub("#", _guarded(_message, error))] if told else []
-    return [_class_name(error), *places, *words]
+    by_message = isinstance(error, DeadLetter) or not places
+    message = [_CHANGING.sub("#", _guarded(_message, error))] if by_message else []
+    return [_class_name(error), *places, *message]
 
 
 def _places(traceback: TracebackType | None) -> list[str]:

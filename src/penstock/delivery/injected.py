@@ -1,4 +1,4 @@
-"""Which parameters of a function are made for it, read once from its signature."""
+"""Injected parameters of a function, read once from its signature."""
 
 from __future__ import annotations
 
@@ -30,19 +30,19 @@ Provider = Callable[..., Any]
 
 
 class _Injected:
-    """Stands for a value that is made for the job."""
+    """Type of `INJECTED`."""
 
     def __repr__(self) -> str:
         return "INJECTED"
 
 
 INJECTED: Any = _Injected()
-"""Stands for the value until the worker puts it there, so that a caller need not give any."""
+"""Placeholder default of an injected parameter, so that callers may omit it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Dependency:
-    """What `Depends` says of a parameter."""
+    """The provider of a parameter."""
 
     provider: Provider
     scope: Scope
@@ -56,7 +56,7 @@ def Depends(provider: Provider, *, scope: Scope = "job") -> Any:  # noqa: N802  
 
     - A provider returns the value, or yields it and cleans up after the `yield`. It may be async;
       one that is not runs in a thread, so it may block.
-    - It is asked once for a job, however many parameters name it; with `scope="worker"` once for
+    - It is called once for a job, however many parameters name it; with `scope="worker"` once for
       the worker, whose jobs share the value.
     - If the job fails, its error is raised at the `yield`, innermost first, so that a transaction
       can roll back. A clean-up that fails after a good job (a commit, perhaps) fails the job.
@@ -68,7 +68,7 @@ def Depends(provider: Provider, *, scope: Scope = "job") -> Any:  # noqa: N802  
     except TypeError:
         raise ConfigError(f"Depends({provider!r}): a provider has to be hashable") from None
     if scope not in SCOPES:
-        raise ConfigError(f"Depends: scope {scope!r} is none of {', '.join(SCOPES)}")
+        raise ConfigError(f"Depends: scope {scope!r} is not one of {', '.join(SCOPES)}")
     return Dependency(provider, scope)
 
 
@@ -134,13 +134,11 @@ def _check_rest(provider: Provider, injected: set[str]) -> None:
             and parameter.default is parameter.empty
             and parameter.kind not in {parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD}
         ):
-            raise ConfigError(
-                f"provider {name_of(provider)}: nobody would give it {parameter.name!r}"
-            )
+            raise ConfigError(f"provider {name_of(provider)}: no value for {parameter.name!r}")
 
 
 def _injected(function: Callable[..., Any]) -> list[tuple[str, Dependency]]:
-    found: list[tuple[str, Dependency]] = []
+    injected: list[tuple[str, Dependency]] = []
     hints: dict[str, Any] | None = None
     for parameter in _parameters(function):
         if hints is None:
@@ -163,8 +161,8 @@ def _injected(function: Callable[..., Any]) -> list[tuple[str, Dependency]]:
             raise ConfigError(
                 f"{name_of(function)}: {parameter.name!r} is given by name, so it needs one"
             )
-        found += [(parameter.name, mark) for mark in marks]
-    return found
+        injected += [(parameter.name, mark) for mark in marks]
+    return injected
 
 
 def _marks(annotation: Any) -> list[Dependency]:
@@ -186,7 +184,7 @@ def _as_dependency(mark: Any, kind: Any) -> Dependency | None:
 def _parameters(function: Callable[..., Any]) -> list[inspect.Parameter]:
     try:
         return list(inspect.signature(function).parameters.values())
-    except (TypeError, ValueError):  # some built-in functions have none to be seen
+    except (TypeError, ValueError):  # some built-in functions have no signature
         return []
 
 
@@ -207,7 +205,7 @@ def _hints_of(function: Callable[..., Any]) -> dict[str, Any]:
 def _evaluated(annotation: str, names: dict[str, Any]) -> Any:
     try:
         return eval(annotation, names)  # noqa: S307  as typing.get_type_hints does
-    except Exception as error:  # noqa: BLE001  it may say anything
+    except Exception as error:  # noqa: BLE001  any expression may fail
         if "Depends" in annotation:
             raise ConfigError(
                 f"annotation {annotation!r} cannot be read ({error}); declare its names at "
@@ -217,7 +215,7 @@ def _evaluated(annotation: str, names: dict[str, Any]) -> Any:
 
 
 def code_of(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Where annotations and `async` stand: within a partial, or in the class of an object."""
+    """The function that has the annotations and `async`: of a partial, a class or an object."""
     while isinstance(function, functools.partial):
         function = cast("Callable[..., Any]", function.func)
     if isinstance(function, type):

@@ -1,4 +1,4 @@
-"""Payloads as people read them."""
+"""Payloads for display."""
 
 from __future__ import annotations
 
@@ -7,27 +7,27 @@ import msgspec
 __all__ = ["SHOWN_BYTES", "PayloadView", "show_bytes"]
 
 SHOWN_BYTES = 64 * 1024
-"""What is shown of a payload, unless more or less is asked for."""
+"""Default limit of a displayed payload."""
 
 
 class PayloadView(msgspec.Struct, frozen=True, kw_only=True):
-    """A payload as people read it: unpacked, and cut if it is long."""
+    """A payload for display: decompressed, and truncated if it is long."""
 
     text: str
-    """Bytes that are no UTF-8 are written as `\\xff`."""
+    """Bytes that are not UTF-8 are escaped as `\\xff`."""
     size: int
-    """Bytes of the whole, unpacked."""
+    """Bytes of the whole, decompressed."""
     is_text: bool = True
     is_cut: bool = False
     is_missing: bool = False
-    """There is none, or it was stored elsewhere and is gone."""
+    """The message has no payload, or it was stored outside the stream and is gone."""
     raw: bytes | None = msgspec.field(default=None, name="base64")
-    """The bytes themselves, if they are no text; cut like the text."""
+    """The bytes, if they are not text; truncated like the text."""
 
 
-def show_bytes(data: bytes, most_bytes: int = SHOWN_BYTES) -> PayloadView:
-    """Return a payload, unpacked already, as people read it."""
-    shown = data[:most_bytes]
+def show_bytes(data: bytes, max_bytes: int = SHOWN_BYTES) -> PayloadView:
+    """A decompressed payload for display."""
+    shown = data[:max_bytes]
     is_cut = len(data) > len(shown)
     try:
         text, is_text = shown.decode(), True

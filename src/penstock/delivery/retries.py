@@ -1,4 +1,4 @@
-"""What happens to a message whose handler failed: again later, or to the dead letters.
+"""Retry policies: whether a failed message is tried again, and when.
 
     RetryPolicy(max_attempts=3, backoff=Fixed(10))             three tries, ten seconds apart
     RetryPolicy(backoff=(5, 10, 30))                           a table; its last wait repeats
@@ -54,20 +54,20 @@ class DeathReason(StrEnum):
     FATAL = "fatal"
     """The policy does not try again after such an error."""
     REQUESTED = "requested"
-    """The handler said so, with `DeadLetter`."""
+    """The handler requested it, with `DeadLetter`."""
     CRASHED = "crashed"
-    """Its last attempt ended with the process: nobody saw an error."""
+    """Its last attempt ended with the process, without an error."""
     UNKNOWN = "unknown"
-    """No worker knew what to do with it for as long as it may wait for one."""
+    """No worker knew its task for as long as it may wait for one."""
     UNDECODABLE = "undecodable"
     """Its payload cannot be read as the type that the handler asks for."""
 
 
 class Retry(Exception):
-    """A handler's wish to get the message again, raised or returned.
+    """A handler's request to get the message again, raised or returned.
 
     `after` is seconds or a timedelta; None leaves the wait to the policy. The policy's limit of
-    attempts holds all the same. `reason` is what the failure says.
+    attempts still applies. `reason` becomes the message of the failure.
     """
 
     def __init__(self, after: float | timedelta | None = None, reason: str = "") -> None:
@@ -81,7 +81,7 @@ class Retry(Exception):
 
 
 class DeadLetter(Exception):
-    """A handler's wish to put the message aside for people to look at, raised or returned."""
+    """A handler's request to make the message a dead letter, raised or returned."""
 
     def __init__(self, reason: str = "") -> None:
         super().__init__(reason)
@@ -100,7 +100,7 @@ class RetryIn:
 
 @dataclass(frozen=True, slots=True)
 class GiveUp:
-    """Put the message into the dead letters. `detail` is the handler's own word for why."""
+    """Make the message a dead letter. `detail` is the handler's reason."""
 
     reason: DeathReason
     detail: str = ""
@@ -172,8 +172,8 @@ class RetryPolicy:
     """When a failed message is tried again. See the examples at the top of the module.
 
     `max_attempts` counts the first try too, and may be 1,000,000,000. `give_up_on` wins over
-    `retry_on`. An error that says how long to stay away (`retry_after`, or the Retry-After header
-    of an HTTP response) is heeded if that is longer than the backoff, up to `max_retry_after_s`. An
+    `retry_on`. A wait that an error asks for (`retry_after`, or the Retry-After header of an HTTP
+    response) applies if it is longer than the backoff, up to `max_retry_after_s`. An
     exception group is judged by the errors in it: one that is hopeless makes all of it so.
     """
 
@@ -193,7 +193,7 @@ class RetryPolicy:
         _check_seconds("RetryPolicy.max_retry_after_s", self.max_retry_after_s)
 
     def decide(self, error: Exception, attempt: int, *, now_ms: int | None = None) -> Decision:
-        """Say what becomes of a message whose attempt number `attempt` (1, 2, …) ended so.
+        """Whether to try again after the failed attempt number `attempt` (1, 2, …).
 
         `now_ms` is what a Retry-After date is measured from; the machine's clock, if not given.
         """
@@ -255,7 +255,7 @@ def _check_kinds(name: str, kinds: Any) -> None:
 
 
 def _asked_wait_s(error: Exception, now_ms: int | None) -> float:
-    """Return the longest wait that the error asks for, or 0. What cannot be read asks nothing."""
+    """Return the longest wait that the error asks for, or 0; invalid values are ignored."""
     waits = [0.0]
     for value in _retry_afters(error):
         with suppress(Exception):  # a foreign value of any kind: it must not decide the message
@@ -268,7 +268,7 @@ def _retry_afters(error: Exception) -> Iterator[object]:
     # httpx and requests hang the headers on a response, aiohttp and urllib on the error itself.
     for holder in (_attribute(error, "response"), error):
         headers = _attribute(holder, "headers")
-        for name in ("retry-after", "Retry-After"):  # a plain dict tells them apart
+        for name in ("retry-after", "Retry-After"):  # the keys of a plain dict are case-sensitive
             with suppress(Exception):
                 yield cast("Mapping[str, object]", headers)[name]
 
@@ -290,7 +290,7 @@ def _as_wait_s(value: object, now_ms: int | None) -> float:
 
 
 def _until_s(moment: datetime, now_ms: int | None) -> float:
-    if moment.tzinfo is None:  # "-0000" is UTC, said by someone who does not know their own zone
+    if moment.tzinfo is None:  # "-0000" is UTC without a statement of the local zone
         moment = moment.replace(tzinfo=UTC)
     now_ms = SYSTEM_CLOCK.wall_ms() if now_ms is None else now_ms
     return moment.timestamp() - now_ms / 1000

@@ -1,4 +1,4 @@
-"""Stored bytes that any program may have written: what cannot be read is None or a default."""
+"""Reads stored bytes that any program may have written: None or a default if invalid."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Threads for plain functions, and what an abandoned call costs."""
+"""Threads of handlers that are not async, and their abandoned calls."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class HandlerThreads:
         return len(self._abandoned)
 
     def trouble(self) -> str | None:
-        """Which places are lost, and to what; None if none is. Safe to ask from any thread."""
+        """Functions that hold lost places; None without. Callable from any thread."""
         names = list(self._abandoned.values())
         if not names:
             return None
@@ -101,7 +101,7 @@ class HandlerThreads:
             self._serve_waiting()
 
     def close(self) -> None:
-        """Let go of the threads; what is called later gets others. Abandoned calls still count."""
+        """Release the threads; later calls get new ones. Abandoned calls still count."""
         executor, self._executor = self._executor, None
         if executor is not None:
             executor.shutdown(wait=False, cancel_futures=True)
@@ -112,16 +112,17 @@ class HandlerThreads:
             return True
         waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiting.append(waiter)
-        closing = asyncio.create_task(closed.wait())
         served = False
         try:
-            await asyncio.wait((waiter, closing), return_when=asyncio.FIRST_COMPLETED)
+            async with asyncio.TaskGroup() as group:
+                closing = group.create_task(closed.wait())
+                await asyncio.wait((waiter, closing), return_when=asyncio.FIRST_COMPLETED)
+                closing.cancel()
             served = waiter.done()
             return served
         finally:
-            closing.cancel()
             if not served:
-                if waiter.done():  # cancelled in the very moment in which it was served
+                if waiter.done():  # cancelled just after it was served
                     self._taken -= 1
                     self._serve_waiting()
                 else:
@@ -148,7 +149,7 @@ class HandlerThreads:
     def _came_back(self, ended: asyncio.Future[Any]) -> None:
         del self._abandoned[ended]
         if not ended.cancelled():
-            ended.exception()  # looked at, so that asyncio does not report it
+            ended.exception()  # retrieved, so that asyncio does not report it
         self._serve_waiting()
         self._changed()
 
@@ -168,5 +169,5 @@ async def _within(timeout_s: float, running: ThreadFuture[T], began: list[float]
                 return ended.result()
             left_s = began[0] + timeout_s - time.monotonic() if began else timeout_s
     finally:
-        ended.cancel()  # else asyncio would report an error that nothing has looked at
+        ended.cancel()  # else asyncio would report an error that was not retrieved
     raise TimeoutError(f"the function was still running after {timeout_s:g} s")

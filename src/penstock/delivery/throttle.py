@@ -1,4 +1,4 @@
-"""Doing many things at a steady rate."""
+"""A rate limit for work done in chunks."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _CHUNKS_PER_S = 10
 
 
 class Throttle:
-    """Holds a caller that works in chunks to `rate` things a second; None for no limit.
+    """Limits a caller that works in chunks to `rate` items a second; None for no limit.
 
     ValueError for a rate that is no number above 0.
     """
@@ -20,12 +20,12 @@ class Throttle:
         if rate is not None and not (rate > 0 and math.isfinite(rate)):
             raise ValueError(f"rate = {rate!r}: expected a number above 0")
         self.chunk = most if rate is None else max(1, min(most, int(rate / _CHUNKS_PER_S)))
-        """Things to be done at a time."""
+        """Size of a chunk."""
         self._rate = rate
         self._started_at = asyncio.get_running_loop().time()
 
     async def wait(self, done: int) -> None:
-        """Wait until the next chunk may begin, when so many things are done."""
+        """Wait until the next chunk may begin, after `done` items."""
         if self._rate is not None:
             due = self._started_at + done / self._rate
             await asyncio.sleep(max(0.0, due - asyncio.get_running_loop().time()))

@@ -1,76 +1,76 @@
 """Everything Penstock raises on purpose.
 
 PenstockError
-├── ConfigError               what was configured cannot be used; nothing was sent
-│   ├── SettingError          a setting has a wrong name or value
-│   └── AddressError          a server address cannot be read
+├── ConfigError               the configuration is invalid; nothing was sent
+│   ├── SettingError          a setting has an unknown name or an invalid value
+│   └── AddressError          a server address is invalid
 ├── InvalidName               a topic, queue, group … name is not allowed
 ├── CodecError
 │   ├── EncodeError           a value cannot be stored
-│   └── DecodeError           a stored value cannot be read; its bytes are kept for the dead letters
-│       └── InflationRefused  it would unpack to more than is allowed
+│   └── DecodeError           a stored value cannot be decoded; dead letters keep its bytes
+│       └── InflationRefused  it would decompress to more than is allowed
 ├── EmbeddedError             the embedded server
 │   ├── BinaryMissing         no server binary for this platform
 │   └── StartFailed           it did not become ready in time
-├── TopicError                a topic, a group or a message is not as the caller thinks
-│   ├── TopicMissing          there is no such topic (any more)
+├── TopicError                the call does not fit the state of a topic or group
+│   ├── TopicMissing          the topic does not exist
 │   ├── TopicMismatch         the topic has another number of partitions
-│   ├── GroupMissing          there is no such group
-│   ├── LeaseLost             a partition has passed to another consumer; nothing was written
-│   └── InvalidMessage        a key, header, time or position that no message can have
-├── QueueError                a queue or a job is not as the caller thinks
-│   ├── QueueFull             there is no room, and the policy takes no more; nothing was stored
-│   ├── QueueMismatch         the queue is used from its other end
-│   ├── JobMissing            there is no such job, or it has no record
-│   ├── JobFailed             the job whose result was asked for ended without one
-│   ├── ClaimLost             a job has passed to another worker; nothing was written
-│   └── InvalidJob            an argument, option or time that no job can have
-├── CoordinationError         what is coordinated is not as the caller thinks
-│   ├── ReservationLost       another process has taken over what was to be done once
-│   ├── LimitReached          there was no permit in time; nothing was used
+│   ├── GroupMissing          the group does not exist
+│   ├── LeaseLost             another consumer owns the partition; nothing was written
+│   └── InvalidMessage        an invalid key, header, time or position
+├── QueueError                the call does not fit the state of a queue or job
+│   ├── QueueFull             the queue is full and its policy rejects; nothing was stored
+│   ├── QueueMismatch         the queue is pushed to at its other end
+│   ├── JobMissing            the job does not exist, or has no record
+│   ├── JobFailed             the awaited job ended without a result
+│   ├── ClaimLost             another worker has the job; nothing was written
+│   └── InvalidJob            an invalid argument, option or time
+├── CoordinationError         the call does not fit the state of a primitive
+│   ├── ReservationLost       another process has taken over the reservation
+│   ├── LimitReached          no permit in time; nothing was used
 │   ├── SlotsTaken            no slot became free in time
-│   ├── SlotLost              the lease of a slot has ended; another may have it
-│   ├── RunMissing            there is no such run (any more)
+│   ├── SlotLost              the lease of a slot has expired; it may have another holder
+│   ├── RunMissing            the run does not exist
 │   ├── RunConflict           the run has another status or version; nothing was written
 │   ├── ReaderTooSlow         a reader of a feed fell behind; it may resume
-│   └── InvalidItem           an item, id or time that no window, feed or run can have
-├── StoreError                a store of tables, vectors or files did not do what it was asked to
-│   ├── StoreAway             it does not answer now; ask again later
+│   └── InvalidItem           an invalid item, id or time of a window, feed or run
+├── StoreError                a store of tables, vectors or files failed
+│   ├── StoreAway             it does not answer; try again later
 │   ├── StoreFull             its disk is full; nothing was stored
-│   └── StoreMismatch         what is stored is of another kind or size
-├── DocumentError             a document could not be taken in this time; it is tried again
-│   ├── ParserDied            the process that read it was ended: memory, time, or a crash
+│   └── StoreMismatch         what is stored has another kind or size
+├── DocumentError             an attempt to ingest a document failed; it is retried
+│   ├── ParserDied            the process that read it was killed or crashed
 │   ├── EmbedderFailed        the embedder refused or did not answer
-│   └── DocumentRefused       no repetition makes it acceptable: it goes to `failed/`
-│       ├── FileMissing       there is no such file (any more)
+│   └── DocumentRefused       it cannot be ingested: it is moved to `failed/`
+│       ├── FileMissing       the file does not exist
 │       ├── FileRefused       not a regular file within its folder and of an allowed size
-│       ├── UnsupportedFile   a type that is not read, or another one than the name says
-│       ├── ParseError        broken, encrypted, or made to harm its reader
+│       ├── UnsupportedFile   an unsupported type, or not the type of its extension
+│       ├── ParseError        broken, encrypted or malicious
 │       ├── RagMissing        no RAG of this name is configured
 │       └── ConfigurationWrong  `client.yaml` or a RAG's file cannot be used
-├── SendBatchFailed           not every message of a batch is confirmed; `outcomes` has them all
+├── SendBatchFailed           not every message of a batch is confirmed; see `outcomes`
 ├── NotOpen                   used before it was opened, after it was closed, or in a forked child
-└── ServerError               a command did not end confirmed; `outcome` says how it did end
-    ├── OutcomeUnknown        sent, but how it ended is not known: it may have happened
-    │   ├── ScriptFailed      an error was raised inside a script: it may have done a part
-    │   └── DurabilityMissed  it happened, but is not known to be as safe as was asked for
+└── ServerError               a command was not confirmed; see `outcome`
+    ├── OutcomeUnknown        sent, but not confirmed: it may have happened
+    │   ├── ScriptFailed      a script failed: it may have done a part
+    │   └── DurabilityMissed  it happened, but its durability is not confirmed
     └── Rejected              it did not happen
         ├── Unreachable       no connection could be made
-        │   └── TlsFailed     … because the two sides do not trust each other
+        │   └── TlsFailed     the TLS handshake failed
         ├── PoolExhausted     every connection of the role is in use
         ├── AuthenticationFailed   wrong or missing user or password
         ├── PermissionRefused      the server's access list does not allow it
         ├── OutOfMemory            the server is at `maxmemory`
-        ├── ReadOnlyReplica        this server may not be written to
+        ├── ReadOnlyReplica        this server accepts no writes
         ├── StillLoading           the server is reading its data from disk
         ├── StorageFailing         the server cannot persist, so it accepts no writes
-        ├── TooFewReplicas         fewer replicas than the server demands for a write
+        ├── TooFewReplicas         fewer replicas than `min-replicas-to-write`
         ├── ClusterDown            the cluster has no owner for the slot now
         ├── ServerBusy             a script or a function blocks the server
-        ├── Redirected             the slot moved more often than we follow
-        ├── ScriptMissing          the server forgot a script (it is loaded again by itself)
-        ├── DurabilityUnavailable  this server cannot promise what was asked for
-        └── CommandRefused         the command itself is wrong here (WRONGTYPE, CROSSSLOT, ERR …)
+        ├── Redirected             too many redirections
+        ├── ScriptMissing          the server does not have a script (it is loaded again)
+        ├── DurabilityUnavailable  this server cannot offer the requested durability
+        └── CommandRefused         the server refused the command (WRONGTYPE, CROSSSLOT, ERR …)
 
 A call that returns is *confirmed*. `Rejected` means nothing was stored; `OutcomeUnknown` means that
 repeating is safe only under the same idempotency key.
@@ -78,167 +78,23 @@ repeating is safe only under the same idempotency key.
 
 from __future__ import annotations
 
-from penstock.errors.base import (
-    AddressError,
-    BinaryMissing,
-    CodecError,
-    ConfigError,
-    DecodeError,
-    EmbeddedError,
-    EncodeError,
-    InflationRefused,
-    InvalidName,
-    NotOpen,
-    PenstockError,
-    SendBatchFailed,
-    SettingError,
-    StartFailed,
-)
-from penstock.errors.coordination import (
-    CoordinationError,
-    InvalidItem,
-    LimitReached,
-    ReaderTooSlow,
-    ReservationLost,
-    RunConflict,
-    RunMissing,
-    SlotLost,
-    SlotsTaken,
-)
-from penstock.errors.documents import (
-    ConfigurationWrong,
-    DocumentError,
-    DocumentRefused,
-    EmbedderFailed,
-    FileMissing,
-    FileRefused,
-    ParseError,
-    ParserDied,
-    RagMissing,
-    StoreAway,
-    StoreError,
-    StoreFull,
-    StoreMismatch,
-    UnsupportedFile,
-)
-from penstock.errors.queues import (
-    ClaimLost,
-    InvalidJob,
-    JobFailed,
-    JobMissing,
-    QueueError,
-    QueueFull,
-    QueueMismatch,
-)
-from penstock.errors.server import (
-    AuthenticationFailed,
-    ClusterDown,
-    CommandRefused,
-    DurabilityMissed,
-    DurabilityUnavailable,
-    Outcome,
-    OutcomeUnknown,
-    OutOfMemory,
-    PermissionRefused,
-    PoolExhausted,
-    ReadOnlyReplica,
-    Redirected,
-    Rejected,
-    ScriptFailed,
-    ScriptMissing,
-    ServerBusy,
-    ServerError,
-    StillLoading,
-    StorageFailing,
-    TlsFailed,
-    TooFewReplicas,
-    Unreachable,
-)
-from penstock.errors.topics import (
-    GroupMissing,
-    InvalidMessage,
-    LeaseLost,
-    TopicError,
-    TopicMismatch,
-    TopicMissing,
-)
+from penstock.errors import base, coordination, documents, queues, server, topics
+from penstock.errors.base import *
+from penstock.errors.coordination import *
+from penstock.errors.documents import *
+from penstock.errors.queues import *
+from penstock.errors.server import *
+from penstock.errors.topics import *
 
-__all__ = [
-    "AddressError",
-    "AuthenticationFailed",
-    "BinaryMissing",
-    "ClaimLost",
-    "ClusterDown",
-    "CodecError",
-    "CommandRefused",
-    "ConfigError",
-    "ConfigurationWrong",
-    "CoordinationError",
-    "DecodeError",
-    "DocumentError",
-    "DocumentRefused",
-    "DurabilityMissed",
-    "DurabilityUnavailable",
-    "EmbeddedError",
-    "EmbedderFailed",
-    "EncodeError",
-    "FileMissing",
-    "FileRefused",
-    "GroupMissing",
-    "InflationRefused",
-    "InvalidItem",
-    "InvalidJob",
-    "InvalidMessage",
-    "InvalidName",
-    "JobFailed",
-    "JobMissing",
-    "LeaseLost",
-    "LimitReached",
-    "NotOpen",
-    "OutOfMemory",
-    "Outcome",
-    "OutcomeUnknown",
-    "ParseError",
-    "ParserDied",
-    "PenstockError",
-    "PermissionRefused",
-    "PoolExhausted",
-    "QueueError",
-    "QueueFull",
-    "QueueMismatch",
-    "RagMissing",
-    "ReadOnlyReplica",
-    "ReaderTooSlow",
-    "Redirected",
-    "Rejected",
-    "ReservationLost",
-    "RunConflict",
-    "RunMissing",
-    "ScriptFailed",
-    "ScriptMissing",
-    "SendBatchFailed",
-    "ServerBusy",
-    "ServerError",
-    "SettingError",
-    "SlotLost",
-    "SlotsTaken",
-    "StartFailed",
-    "StillLoading",
-    "StorageFailing",
-    "StoreAway",
-    "StoreError",
-    "StoreFull",
-    "StoreMismatch",
-    "TlsFailed",
-    "TooFewReplicas",
-    "TopicError",
-    "TopicMismatch",
-    "TopicMissing",
-    "Unreachable",
-    "UnsupportedFile",
-]
+__all__: list[str] = []
+__all__ += base.__all__
+__all__ += coordination.__all__
+__all__ += documents.__all__
+__all__ += queues.__all__
+__all__ += server.__all__
+__all__ += topics.__all__
 
-# The name of a class is stored with failed jobs and messages, and pickled. Which module of this
-# package holds it is no part of that name.
+# The name of a class is stored with failed jobs and messages, and pickled: it does not depend on
+# the module of this package that the class is in.
 for _name in __all__:
     globals()[_name].__module__ = __name__

@@ -1,4 +1,4 @@
-"""The root, and what belongs to no engine: configuration, names, values, the embedded server."""
+"""The root of the tree, and errors of no engine: configuration, names, values, embedded server."""
 
 from __future__ import annotations
 
@@ -17,7 +17,6 @@ __all__ = [
     "SendBatchFailed",
     "SettingError",
     "StartFailed",
-    "shown",
 ]
 
 _SHOWN_NAME = 60
@@ -25,7 +24,7 @@ _SHOWN_VALUE = 200
 
 
 def shown(value: object, most: int = _SHOWN_VALUE) -> str:
-    """Spell a value for an error's words: not at length, and even if it cannot be spelled."""
+    """A value for an error message: truncated, and safe if its repr fails."""
     try:
         text = repr(value)
     except Exception:  # noqa: BLE001  an int of 5,000 digits, a list within itself, its own __repr__
@@ -38,7 +37,7 @@ class PenstockError(Exception):
 
 
 class ConfigError(PenstockError):
-    """What was configured cannot be used; nothing was sent."""
+    """The configuration is invalid; nothing was sent."""
 
 
 class SettingError(ConfigError):
@@ -53,7 +52,7 @@ class SettingError(ConfigError):
 
 
 class AddressError(ConfigError):
-    """A server address cannot be read. The message never repeats a password."""
+    """A server address is invalid. The message never repeats a password."""
 
 
 class InvalidName(PenstockError, ValueError):
@@ -76,7 +75,7 @@ class EncodeError(CodecError):
 
 
 class DecodeError(CodecError):
-    """Stored bytes cannot be read. `raw` keeps them, so that a dead letter can carry them."""
+    """Stored bytes cannot be decoded. `raw` has them, for the dead letter."""
 
     def __init__(self, reason: str, raw: bytes = b"") -> None:
         super().__init__(reason, raw)
@@ -90,7 +89,7 @@ class DecodeError(CodecError):
 
 
 class InflationRefused(DecodeError):
-    """Compressed bytes would unpack to more than is allowed."""
+    """Compressed bytes would decompress to more than is allowed."""
 
 
 class EmbeddedError(PenstockError):
@@ -108,8 +107,8 @@ class StartFailed(EmbeddedError):
 class SendBatchFailed(PenstockError):
     """Not every message of a batch is confirmed.
 
-    `outcomes` tells of each, in their order: its id if it was stored, else why not (`Rejected`), or
-    why that is not known (`OutcomeUnknown`).
+    `outcomes` has one entry per message, in order: its id if it was stored, otherwise the error
+    (`Rejected` or `OutcomeUnknown`).
     """
 
     def __init__(self, outcomes: list[str | PenstockError]) -> None:

@@ -1,4 +1,4 @@
-"""What the coordination primitives refuse."""
+"""Errors of the coordination primitives."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ __all__ = [
 
 
 class CoordinationError(PenstockError):
-    """What is coordinated is not as the caller thinks."""
+    """The call does not fit the state of a coordination primitive."""
 
 
 class ReservationLost(CoordinationError):
-    """Another process has taken over what was reserved to be done once; no mark was set."""
+    """Another process has taken over the reservation; no mark was set."""
 
     def __init__(self, key: str) -> None:
         super().__init__(key)
@@ -33,7 +33,7 @@ class ReservationLost(CoordinationError):
 
 
 class LimitReached(CoordinationError):
-    """There was no permit in time; nothing was used."""
+    """There was no permit in time; none was used."""
 
     def __init__(self, limit: str, client: str, retry_after_s: float) -> None:
         super().__init__(limit, client, retry_after_s)
@@ -47,11 +47,11 @@ class LimitReached(CoordinationError):
 
 
 class InvalidItem(CoordinationError):
-    """An item, id or time that no window, feed or run can have; nothing was stored."""
+    """An invalid item, id or time of a window, feed or run; nothing was stored."""
 
 
 class RunMissing(CoordinationError):
-    """There is no such run (any more)."""
+    """The run does not exist: it never did, or its time to live has ended."""
 
     def __init__(self, run: str) -> None:
         super().__init__(run)
@@ -62,7 +62,7 @@ class RunMissing(CoordinationError):
 
 
 class RunConflict(CoordinationError):
-    """The run has another status or version than the caller says; nothing was written."""
+    """The run has another status or version than expected; nothing was written."""
 
     def __init__(self, run: str, status: str, version: int) -> None:
         super().__init__(run, status, version)
@@ -84,7 +84,7 @@ class SlotsTaken(CoordinationError):
 
 
 class SlotLost(CoordinationError):
-    """The lease of a slot has ended: another holder may have it now."""
+    """The lease of a slot has expired: it may have another holder."""
 
     def __init__(self, name: str, fence: int) -> None:
         super().__init__(name, fence)

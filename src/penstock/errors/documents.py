@@ -1,4 +1,4 @@
-"""What stores and the pipeline of documents refuse."""
+"""Errors of stores and of the document pipeline."""
 
 from __future__ import annotations
 
@@ -25,35 +25,35 @@ __all__ = [
 
 
 class StoreError(PenstockError):
-    """A store of tables, vectors or files did not do what it was asked to."""
+    """A store of tables, vectors or files failed."""
 
     error_code: ClassVar[str] = "ERR_STORE"
     suggestions: tuple[str, ...] = ()
 
 
 class StoreAway(StoreError):
-    """It does not answer now; what was asked may or may not have happened. Ask again later."""
+    """The store does not answer; the request may or may not have been executed. Try again later."""
 
     error_code = "ERR_STORE_AWAY"
     retry_after: float | None = None
-    """Seconds that it asks to be left alone."""
+    """Seconds to wait, as the store requested."""
 
 
 class StoreFull(StoreError):
-    """There is no room on its disk; nothing was stored. Ask again when there is."""
+    """The disk of the store is full; nothing was stored."""
 
     error_code = "ERR_DISK_FULL"
-    suggestions = ("Free space on the disk: the job is tried again by itself",)
+    suggestions = ("Free space on the disk: the job is retried automatically",)
 
 
 class StoreMismatch(StoreError):
-    """What is stored is of another kind or size than the caller thinks."""
+    """What is stored has another kind or size than expected."""
 
     error_code = "ERR_STORE_MISMATCH"
 
 
 class DocumentError(PenstockError):
-    """A document could not be taken in this time; it is tried again.
+    """An attempt to ingest a document failed; it is retried.
 
     `error_code` is for programs, `suggestions` are for people: both are in the job's record.
     """
@@ -69,26 +69,26 @@ class DocumentError(PenstockError):
         super().__init__(reason, code, suggestions)
         self.reason, self.error_code, self.suggestions = reason, code, suggestions
         self.retry_after = retry_after
-        """Seconds that whoever refused asks to be left alone."""
+        """Seconds to wait, as the service that refused requested."""
 
     def __str__(self) -> str:
         return self.reason
 
 
 class ParserDied(DocumentError):
-    """The process that read the document was ended: memory, time, or a crash."""
+    """The process that read the document exceeded its memory or time, or crashed."""
 
 
 class EmbedderFailed(DocumentError):
-    """The embedder refused or did not answer. No vector was made up."""
+    """The embedder refused or did not answer."""
 
 
 class DocumentRefused(DocumentError):
-    """A document that no repetition makes acceptable: it goes to `failed/`."""
+    """A document that cannot be ingested: it is moved to `failed/`."""
 
 
 class FileMissing(DocumentRefused):
-    """There is no such file (any more)."""
+    """The file does not exist."""
 
 
 class FileRefused(DocumentRefused):
@@ -96,11 +96,11 @@ class FileRefused(DocumentRefused):
 
 
 class UnsupportedFile(DocumentRefused):
-    """A type that is not read, or another one than the name says."""
+    """An unsupported type, or not the type of its extension."""
 
 
 class ParseError(DocumentRefused):
-    """The file is broken, encrypted, or made to harm its reader."""
+    """The file is broken, encrypted or malicious."""
 
 
 class RagMissing(DocumentRefused):

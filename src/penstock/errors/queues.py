@@ -1,4 +1,4 @@
-"""What queues and jobs refuse."""
+"""Errors of queues and jobs."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ __all__ = [
 
 
 class QueueError(PenstockError):
-    """A queue or a job is not as the caller thinks."""
+    """The call does not fit the state of a queue or job."""
 
 
 class QueueFull(QueueError):
-    """There is no room, and the queue's policy takes no more; nothing was stored."""
+    """The queue is full and its policy rejects; nothing was stored."""
 
     def __init__(self, queue: str, length: int, max_size: int, max_bytes: int = 0) -> None:
         super().__init__(queue, length, max_size, max_bytes)
@@ -35,7 +35,7 @@ class QueueFull(QueueError):
 
 
 class QueueMismatch(QueueError):
-    """Jobs are pushed to the other end of the queue than the caller says."""
+    """Jobs of the queue are pushed to its other end."""
 
     def __init__(self, queue: str, side: str, wanted: str) -> None:
         super().__init__(queue, side, wanted)
@@ -48,7 +48,7 @@ class QueueMismatch(QueueError):
 
 
 class JobMissing(QueueError):
-    """There is no such job, or none that has a record."""
+    """The job does not exist, or has no record."""
 
     def __init__(self, queue: str, job_id: str) -> None:
         super().__init__(queue, job_id)
@@ -62,7 +62,7 @@ class JobMissing(QueueError):
 
 
 class JobFailed(QueueError):
-    """The job whose result was asked for ended without one: failed, cancelled or expired."""
+    """The awaited job ended without a result: failed, cancelled or expired."""
 
     def __init__(self, queue: str, job_id: str, status: str, error: str) -> None:
         super().__init__(queue, job_id, status, error)
@@ -74,7 +74,7 @@ class JobFailed(QueueError):
 
 
 class ClaimLost(QueueError):
-    """A job has passed to another worker; what the caller said of it was not written."""
+    """Another worker has the job now; nothing was written."""
 
     def __init__(self, queue: str, job_id: str) -> None:
         super().__init__(queue, job_id)
@@ -85,4 +85,4 @@ class ClaimLost(QueueError):
 
 
 class InvalidJob(QueueError, ValueError):
-    """An argument, an option or a time that no job can have; nothing was stored."""
+    """An invalid argument, option or time; nothing was stored."""

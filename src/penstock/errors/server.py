@@ -1,4 +1,4 @@
-"""How a command ended that the server did not confirm."""
+"""Errors of commands that the server did not confirm."""
 
 from __future__ import annotations
 

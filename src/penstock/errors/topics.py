@@ -15,7 +15,7 @@ __all__ = [
 
 
 class TopicError(PenstockError):
-    """A topic, a group or a message is not as the caller thinks. Nothing was written."""
+    """The call does not fit the state of a topic or group. Nothing was written."""
 
 
 class TopicMissing(TopicError):
@@ -30,7 +30,7 @@ class TopicMissing(TopicError):
 
 
 class TopicMismatch(TopicError):
-    """The topic has another number of partitions than the caller says."""
+    """The topic has another number of partitions than expected."""
 
     def __init__(self, topic: str, found: int, wanted: int) -> None:
         super().__init__(topic, found, wanted)
@@ -55,7 +55,7 @@ class GroupMissing(TopicError):
 
 
 class LeaseLost(TopicError):
-    """A partition has passed to another consumer; what the caller wanted was not written."""
+    """A partition has passed to another consumer; nothing was written."""
 
     def __init__(self, topic: str, group: str, partition: int, epoch: int) -> None:
         super().__init__(topic, group, partition, epoch)

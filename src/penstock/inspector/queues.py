@@ -1,31 +1,32 @@
-"""How queues are, in the words of the queue health check."""
+"""Status of queues, with the fields of the queue health check."""
 
 from __future__ import annotations
 
 import msgspec
 
-from penstock.app import Penstock
+from penstock.coordination.access import Coordination
 from penstock.delivery.foreign_keys import ForeignKey
 from penstock.errors import QueueError
-from penstock.queues.views import LaneView, QueueFacts
+from penstock.queues.admin.queue_admin import QueueAdmin
+from penstock.queues.admin.views import LaneView, QueueFacts
 
 __all__ = ["QueueStatus", "all_statuses", "known_facts", "queue_status"]
 
 
 class QueueStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """How a queue is. The first six are those of seed 002's health check."""
+    """Status of a queue. The first six fields are those of the queue health check."""
 
     queue_name: str
     connection: str
     """Address of the server, without a password."""
     queue_length: int
-    """Jobs that wait, in all lanes."""
+    """Waiting jobs of all lanes."""
     processing: int
-    """Jobs that workers have in hand."""
+    """Claimed jobs."""
     queued: int
-    """Jobs that wait for a worker. The same as the length: what a worker takes leaves the list."""
+    """The same as `queue_length`, as claimed jobs are not on the list."""
     worker_connected: bool
-    """Whether a worker gave a sign of life within `queues.silence_s`."""
+    """Whether a worker sent a heartbeat within `queues.silence_s`."""
     workers: int
     """Live ones."""
     delayed: int
@@ -37,14 +38,14 @@ class QueueStatus(msgspec.Struct, frozen=True, kw_only=True):
     foreign: list[ForeignKey]
     """Keys of another type under its names; the figures leave them out."""
     at_ms: int
-    """When this was so, by the server's clock."""
+    """Time of the reading, by the server's clock."""
     oldest_ms: int | None = None
-    """Age of the next job, where its id tells."""
+    """Age of the next job, if its id has a time."""
     rates: dict[str, float] | None = None
-    """How fast each counter grows, per second; None unless there is an earlier look."""
+    """Growth of each counter per second; None without an earlier status."""
 
     def since(self, earlier: QueueStatus) -> QueueStatus:
-        """Return the same with the rates since an earlier look."""
+        """The same with the rates since an earlier status."""
         seconds = (self.at_ms - earlier.at_ms) / 1000
         if seconds <= 0:
             return self
@@ -55,27 +56,28 @@ class QueueStatus(msgspec.Struct, frozen=True, kw_only=True):
         return msgspec.structs.replace(self, rates=rates)
 
 
-async def known_facts(app: Penstock, name: str) -> QueueFacts:
-    """Return the facts of a queue; QueueError if there is none of this name. Two round trips."""
-    facts = await app.queues.facts(name)
+async def known_facts(app: Coordination, name: str) -> QueueFacts:
+    """Facts of a queue; QueueError if it does not exist. Two round trips."""
+    facts = await QueueAdmin(app.redis, app.codec).facts(name)
     if not facts.known:
         raise QueueError(f"there is no queue {name!r}")
     return facts
 
 
-async def queue_status(app: Penstock, name: str) -> QueueStatus:
-    """Show one queue; QueueError if there is none of this name. Two round trips."""
+async def queue_status(app: Coordination, name: str) -> QueueStatus:
+    """Status of a queue; QueueError if it does not exist. Two round trips."""
     return _status(app, await known_facts(app, name))
 
 
-async def all_statuses(app: Penstock) -> list[QueueStatus]:
-    """Show every registered queue, by name. Two round trips for each."""
-    found = [await app.queues.facts(line.name) for line in await app.queues.list()]
-    return [_status(app, facts) for facts in found if facts.known]
+async def all_statuses(app: Coordination) -> list[QueueStatus]:
+    """Status of every registered queue, by name. Two round trips per queue."""
+    queues = QueueAdmin(app.redis, app.codec)
+    all_facts = [await queues.facts(line.name) for line in await queues.list()]
+    return [_status(app, facts) for facts in all_facts if facts.known]
 
 
-def _status(app: Penstock, facts: QueueFacts) -> QueueStatus:
-    silence_ms = app.settings.queues.silence_s * 1000
+def _status(app: Coordination, facts: QueueFacts) -> QueueStatus:
+    silence_ms = app.redis.settings.queues.silence_s * 1000
     living = [worker for worker in facts.workers if worker.alive]
     return QueueStatus(
         queue_name=facts.name,

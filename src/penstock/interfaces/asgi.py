@@ -19,12 +19,12 @@ from typing import Any, Final, Literal
 import msgspec
 
 from penstock.app import Penstock
-from penstock.coordination.limits.answer import Answer
 from penstock.coordination.limits.headers import to_headers
 from penstock.coordination.limits.rates import Rate
+from penstock.coordination.limits.result import LimitResult
 from penstock.errors import ServerError, SettingError
 from penstock.interfaces.forwarded import Callers
-from penstock.quiet import RateLimitedLog
+from penstock.throttled_log import RateLimitedLog
 
 __all__ = ["TIERS", "RateLimitMiddleware", "Tier"]
 
@@ -47,7 +47,7 @@ _TITLES: Final = {429: "Too Many Requests", 503: "Service Unavailable"}
 
 @dataclass(frozen=True, slots=True)
 class Tier:
-    """So many requests in any minute, and `burst` more."""
+    """Requests per minute, and `burst` more."""
 
     per_minute: int
     burst: int = 0
@@ -66,17 +66,17 @@ TIERS: Final[Mapping[str, Tier]] = {
     "ai_inference": Tier(10, 3),
     "bulk": Tier(10, 2),
 }
-"""The tiers unless told otherwise."""
+"""The default tiers."""
 
 
 class RateLimitMiddleware:
-    """Refuses requests above the limit of their tier, and tells every caller how it stands.
+    """Refuses requests above the limit of their tier, and adds the limit to every response.
 
-    - `penstock`: an application that is open while requests come.
+    - `penstock`: an application that is open while requests are served.
     - `tiers`: by name. `tier_of` finds the name for a scope; None for requests that are not
       limited. If not given, websockets are of the tier "websocket" and all others of "default".
-    - `trusted_proxies`: whose `X-Forwarded-For` is believed; "unix" for those on a unix socket.
-    - `ipv6_prefix`: how much of an IPv6 address names a caller.
+    - `trusted_proxies`: addresses whose `X-Forwarded-For` is used; "unix" for a unix socket.
+    - `ipv6_prefix`: bits of an IPv6 address that identify a caller.
     - `away`: without the server, let everything through ("open") or nothing ("closed").
 
     Refused requests get a 429 with `application/problem+json` and `Retry-After`; websockets are
@@ -113,7 +113,7 @@ class RateLimitMiddleware:
             return
         answer = await self._ask(tier, scope)
         if answer is not None and answer.allowed:
-            await self._app(scope, receive, _telling(answer, send))
+            await self._app(scope, receive, _with_limit(answer, send))
         elif answer is not None:
             await _refuse(scope, receive, send, _refusal(answer, tier))
         elif self._is_open:
@@ -121,7 +121,7 @@ class RateLimitMiddleware:
         else:
             await _refuse(scope, receive, send, _absence(tier))
 
-    async def _ask(self, tier: str, scope: Scope) -> Answer | None:
+    async def _ask(self, tier: str, scope: Scope) -> LimitResult | None:
         """Ask the limit; None while the server is away."""
         limit = self._limits.get(tier)
         if limit is None:
@@ -167,7 +167,7 @@ def _encoded(headers: Mapping[str, str]) -> Headers:
     return [(name.lower().encode(), value.encode()) for name, value in headers.items()]
 
 
-def _refusal(answer: Answer, tier: str) -> _Refusal:
+def _refusal(answer: LimitResult, tier: str) -> _Refusal:
     headers = to_headers(answer)
     wait_s = max(1, math.ceil(answer.retry_after_s))
     limit = answer.windows[0].limit
@@ -199,15 +199,15 @@ def _problem(
     return _Refusal(status, close_code, _encoded({**about, **headers}), body)
 
 
-def _telling(answer: Answer, send: Send) -> Send:
-    """Return a `send` that adds how the limit stands, except what the application says itself."""
+def _with_limit(answer: LimitResult, send: Send) -> Send:
+    """Return a `send` that adds the headers of the limit that the application does not set."""
 
     async def send_with_headers(message: Message) -> None:
         if message["type"] in {"http.response.start", "websocket.accept"}:
-            said: Headers = list(message.get("headers", ()))
-            names = {name.lower() for name, _ in said}
+            theirs: Headers = list(message.get("headers", ()))
+            names = {name.lower() for name, _ in theirs}
             ours = [pair for pair in _encoded(to_headers(answer)) if pair[0] not in names]
-            message = {**message, "headers": said + ours}
+            message = {**message, "headers": theirs + ours}
         await send(message)
 
     return send_with_headers

@@ -77,7 +77,7 @@ async def _nothing(_: FastAPI) -> AsyncGenerator[None]:
 
 @asynccontextmanager
 async def _running(worker: Worker) -> AsyncGenerator[None]:
-    # A worker that fails says so in the log; the API goes on, and others do the jobs.
+    # A worker that fails logs its error; the API keeps running, and other workers do the jobs.
     running = asyncio.create_task(worker.run(), name="penstock worker")
     try:
         yield

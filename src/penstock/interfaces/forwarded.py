@@ -18,7 +18,7 @@ from penstock.errors import SettingError
 __all__ = ["UNKNOWN", "Callers"]
 
 UNKNOWN: Final = "unknown"
-"""Whoever has no address: the other end of a unix socket."""
+"""Name of callers without an address, that is, over a unix socket."""
 UNIX: Final = "unix"
 
 _HEADER: Final = b"x-forwarded-for"
@@ -26,11 +26,11 @@ _IPV6_BITS: Final = 128
 
 
 class Callers:
-    """Tells callers apart by their address.
+    """Identifies callers by their address.
 
-    - `trusted_proxies`: addresses and networks whose `X-Forwarded-For` is believed; "unix" for a
-      proxy behind a unix socket. Anybody can write that header, so nobody is trusted at first.
-    - `ipv6_prefix`: how much of an IPv6 address names a caller. One who has a network has 2⁶⁴
+    - `trusted_proxies`: addresses and networks whose `X-Forwarded-For` is used; "unix" for a
+      proxy behind a unix socket. Any client can send that header, so none is trusted by default.
+    - `ipv6_prefix`: bits of an IPv6 address that identify a caller. One who has a network has 2⁶⁴
       addresses, and would be as many callers.
     """
 
@@ -58,9 +58,9 @@ class Callers:
         address: IPv4Address | IPv6Address | None,
         headers: Sequence[tuple[bytes, bytes]],
     ) -> IPv4Address | IPv6Address | None:
-        """Go back from proxy to proxy, as far as each is trusted."""
-        told = b",".join(value for name, value in headers if name.lower() == _HEADER)
-        for entry in reversed(told.decode("latin-1").split(",") if told else ()):
+        """The last address that was reported by a trusted proxy."""
+        addresses = b",".join(value for name, value in headers if name.lower() == _HEADER)
+        for entry in reversed(addresses.decode("latin-1").split(",") if addresses else ()):
             named = _address(entry)
             if named is None:
                 break  # nonsense: who stands before it cannot be believed either

@@ -17,9 +17,9 @@ from collections.abc import Awaitable, Callable
 from http import HTTPStatus
 from typing import Final
 
-from penstock.coordination.limits.answer import Usage
 from penstock.coordination.limits.headers import read_retry_after, read_usages
 from penstock.coordination.limits.limit import EVERYONE, Limit
+from penstock.coordination.limits.result import Usage
 from penstock.errors import ServerError, SettingError
 
 try:
@@ -33,26 +33,26 @@ __all__ = ["LimitedTransport"]
 
 logger = logging.getLogger(__name__)
 
-# What may have been done although the answer says that it could not be is not asked for again.
+# Methods whose request may have been executed despite an error status are not repeated.
 _REPEATABLE: Final = frozenset({"GET", "HEAD", "OPTIONS", "PUT", "DELETE", "TRACE"})
 
 
 class LimitedTransport(httpx.AsyncBaseTransport):
-    """A transport that waits for a permit before each attempt, and obeys what the provider says.
+    """A transport that waits for a permit before each attempt, and obeys the provider's limits.
 
     - `limit`: an `app.limit(…)`.
-    - `wrapped`: what sends; httpx's own transport if not given.
+    - `wrapped`: the transport that sends (default: that of httpx).
     - `cost`: of a request, a number or a function of the request.
-    - `key`: what the limit counts apart, such as an account; a text or a function of the request.
-    - `retries`: how often a request is repeated that was refused with a time to come back.
-    - `timeout_s`: longest wait for permits, all attempts of a request together. `LimitReached` if
-      it is not enough; None waits for as long as it takes.
-    - `learn`: take over from `RateLimit` and `X-RateLimit-*` headers what the provider has counted.
+    - `key`: counted separately, such as an account; a text or a function of the request.
+    - `retries`: how often a request is repeated that was refused with a time to wait.
+    - `timeout_s`: maximum wait for permits, over all attempts of a request; then `LimitReached`.
+      None waits without a limit.
+    - `learn`: adopt the counts of `RateLimit` and `X-RateLimit-*` headers.
 
-    A 429, or a 503 with `Retry-After`, stops everybody who uses the limit for that long, and then
-    the request is repeated. A 429 that does not say how long may mean that the account is blocked:
-    everybody stops for `limits.blocked_s`, and the response is handed back. So is one whose request
-    cannot be sent again: a body that is read only once, or a 503 to a `POST`.
+    A 429, or a 503 with `Retry-After`, stops all users of the limit for that time, and then the
+    request is repeated. A 429 without a time may mean that the account is blocked: all users stop
+    for `limits.blocked_s`, and the response is returned. It is returned as well if the request
+    cannot be repeated: its body can be read only once, or it is a `POST` that got a 503.
     """
 
     def __init__(
@@ -82,7 +82,7 @@ class LimitedTransport(httpx.AsyncBaseTransport):
         while True:
             left_s = max(0.0, deadline - time.monotonic())
             timeout = left_s if math.isfinite(left_s) else None
-            await self._limit.acquire(cost, timeout=timeout, key=key)
+            await self._limit.acquire(cost, timeout_s=timeout, key=key)
             response = await self._wrapped.handle_async_request(request)
             try:
                 again_s = await self._heed(response, key)
@@ -104,9 +104,9 @@ class LimitedTransport(httpx.AsyncBaseTransport):
         await self._wrapped.aclose()
 
     async def _heed(self, response: httpx.Response, key: str) -> float | None:
-        """Let all processes know what a response says; seconds until it makes sense to repeat."""
+        """Share the limits of a response with all processes; seconds until a retry makes sense."""
         usages = read_usages(response.headers, self._limit.setting.rates)
-        if self._learn and usages and not await _told(self._limit.reconcile(usages, key=key)):
+        if self._learn and usages and not await _shared(self._limit.reconcile(usages, key=key)):
             return None
         wait_s = _asked_wait_s(response, usages)
         if wait_s is None:
@@ -118,15 +118,15 @@ class LimitedTransport(httpx.AsyncBaseTransport):
                     self._limit.name,
                     blocked_s,
                 )
-                await _told(self._limit.penalise(blocked_s, key=key))
+                await _shared(self._limit.penalise(blocked_s, key=key))
             return None
-        if wait_s and not await _told(self._limit.penalise(wait_s, key=key)):
+        if wait_s and not await _shared(self._limit.penalise(wait_s, key=key)):
             return None
         return wait_s
 
 
 def _asked_wait_s(response: httpx.Response, usages: list[Usage]) -> float | None:
-    """How long a refusal asks to wait; None if it does not, or if the response is none."""
+    """Seconds that a refusal asks to wait; None without a time, or if it is not a refusal."""
     status = response.status_code
     if status not in {HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE}:
         return None
@@ -145,11 +145,11 @@ def _may_repeat(request: httpx.Request, response: httpx.Response) -> bool:
     return refused or request.method in _REPEATABLE
 
 
-async def _told(telling: Awaitable[object]) -> bool:
-    """Whether the server took note: a response that came is not lost over it."""
+async def _shared(call: Awaitable[object]) -> bool:
+    """Whether the call succeeded; its failure does not fail the request."""
     try:
-        await telling
+        await call
     except ServerError as error:
-        logger.warning("what a provider said of its limit could not be shared: %s", error)
+        logger.warning("the limits of a provider could not be shared: %s", error)
         return False
     return True

@@ -1,41 +1,45 @@
-"""A job that was sent, in the hands of its sender."""
+"""Handle on a job that was sent."""
 
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
+from typing import Any, Generic, TypeVar, cast
 
 from penstock.errors import DecodeError, JobFailed, JobMissing
-from penstock.queues.records import JobRecord, Progress
+from penstock.queues.declared_queue import DeclaredQueue
 from penstock.queues.signature import result_type_of
-
-if TYPE_CHECKING:
-    from penstock.queues.queue import Queue
+from penstock.queues.storage.job_record import JobProgress, JobRecord
+from penstock.queues.storage.scripts import CancelStatus, QueueScripts
 
 __all__ = ["Job"]
 
 R = TypeVar("R")
-_CANCELLED_OR_ASKED = (2, 1)
 
 
 class Job(Generic[R]):
     """A handle on one job.
 
         job = await welcome.send(42)
-        print(await job.result(timeout=5))
+        print(await job.result(timeout_s=5))
 
-    All but `id` needs the job's record, which is kept where `status=True` says so (of the queue or
-    the task) or an `idempotency_key` was given: else `JobMissing`.
+    Its methods need the job's record, which is kept with `status=True` (of the queue or the task)
+    or an `idempotency_key`; else they raise `JobMissing`.
     """
 
     __slots__ = ("_queue", "created", "id", "type")
 
-    def __init__(self, queue: Queue, id: str, created: bool = True, type: Any = Any) -> None:  # noqa: A002
+    def __init__(
+        self,
+        queue: DeclaredQueue,
+        id: str,  # noqa: A002
+        created: bool = True,
+        type: Any = Any,  # noqa: A002
+    ) -> None:
         self.id = id
         self.created = created
-        """False if sending it found the same job, or the holder of its unique key."""
+        """False if the id or the unique key was taken: the handle is on the holder."""
         self.type = type
-        """Of the result."""
+        """Type of the result."""
         self._queue = queue
 
     def __repr__(self) -> str:
@@ -47,26 +51,26 @@ class Job(Generic[R]):
         return self._queue.name
 
     async def status(self) -> JobRecord:
-        """Look at the record; one round trip."""
+        """Read the record; one round trip."""
         stored = await self._queue.client.call("HGETALL", self._key)
         if not stored:
             raise self._missing()
         return JobRecord.of(self.queue, self.id, stored)
 
-    async def progress(self) -> Progress:
-        """How far it is, as it says itself."""
+    async def progress(self) -> JobProgress:
+        """Progress as reported by the job itself."""
         return (await self.status()).progress
 
-    async def wait(self, timeout: float | None = None) -> str:  # noqa: ASYNC109  it is the promise
-        """Wait until the job has ended; how: done, failed, cancelled or expired.
+    async def wait(self, timeout_s: float | None = None) -> str:
+        """Wait until the job has ended: done, failed, cancelled or expired.
 
-        TimeoutError after `timeout` seconds; the job goes on.
+        TimeoutError after `timeout_s` seconds; the job continues.
         """
-        return (await self._end(timeout))[0]
+        return (await self._end(timeout_s))[0]
 
-    async def result(self, timeout: float | None = None) -> R:  # noqa: ASYNC109  as above
-        """Wait for what the job's function returned. JobFailed if it ended otherwise."""
-        status, result, error = await self._end(timeout)
+    async def result(self, timeout_s: float | None = None) -> R:
+        """Wait for the return value of the job's function. JobFailed if it ended otherwise."""
+        status, result, error = await self._end(timeout_s)
         if status != "done":
             raise JobFailed(self.queue, self.id, status, error)
         if result is None:
@@ -77,21 +81,21 @@ class Job(Generic[R]):
         return cast("R", codec.decode(result, type_))
 
     async def cancel(self) -> bool:
-        """End the job if it waits, ask it to stop if it runs; False if it had ended."""
+        """Cancel the job if it waits, ask it to stop if it runs; False if it had ended."""
         keys, client = self._queue.keyring, self._queue.client
-        verdict = await client.scripts.cancel_job(
+        status = await QueueScripts.of(client).cancel_job(
             keys=keys,
             record=self._key,
             job_id=keys.record_name(self.id),
             keep_ms=int(client.settings.queues.keep_s * 1000),
         )
-        if verdict < 0:
+        if status == CancelStatus.MISSING:
             raise self._missing()
-        return verdict in _CANCELLED_OR_ASKED
+        return status != CancelStatus.ENDED
 
     async def _end(self, timeout_s: float | None) -> tuple[str, bytes | None, str]:
         async with asyncio.timeout(timeout_s):
-            status, result, error = await self._queue.ends.end_of(self.id)
+            status, result, error = await self._queue.results.end_of(self.id)
         if status is None:
             raise self._missing()
         return status.decode(), result, (error or b"").decode(errors="replace")

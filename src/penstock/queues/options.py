@@ -1,4 +1,4 @@
-"""What a queue and a job can be told, checked when it is said."""
+"""Options of queues and sends, validated on construction."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from penstock.clock import SYSTEM_CLOCK
 from penstock.delivery.retries import MOST_ATTEMPTS, RetryPolicy
 from penstock.delivery.times import due_ms, wait_s
 from penstock.errors import ConfigError, InvalidJob, SettingError
-from penstock.queues.items import LONGEST_ID
+from penstock.queues.storage.keys import PRIORITIES, Priority
+from penstock.queues.storage.stored_job import LONGEST_ID
 from penstock.redis.keys.names import check_name
-from penstock.redis.keys.queues import PRIORITIES, Priority
 
 __all__ = [
-    "Admission",
-    "Block",
     "Gate",
+    "GateDecision",
     "Overflow",
     "QueueOptions",
+    "SendKeywords",
     "SendOptions",
-    "SendWords",
     "Side",
+    "WaitForRoom",
     "as_overflow",
     "block",
     "check_task_name",
@@ -42,13 +42,13 @@ _LONGEST_S: Final = 3_652 * 86_400
 _MOST_FIELDS: Final = 100
 _MOST_HEADERS: Final = 100
 _LONGEST_HEADER: Final = 8_192
-# Our clock and the server's may disagree by this much about what has passed already.
+# This process's clock and the server's may differ by this much.
 _CLOCKS_APART_MS: Final = 86_400_000
 
 
 @dataclass(frozen=True, slots=True)
-class Block:
-    """Wait until a full queue has room: see `block`."""
+class WaitForRoom:
+    """Overflow policy that waits until a full queue has room: see `block`."""
 
     timeout_s: float
 
@@ -59,46 +59,46 @@ class Block:
         return f"block({self.timeout_s:g})"
 
 
-Overflow = Policy | Block
+Overflow = Policy | WaitForRoom
 """What a full queue does with a new job."""
 
 
-def block(timeout_s: float) -> Block:
-    """An overflow policy: wait so long for room, then raise `QueueFull`."""
-    return Block(timeout_s)
+def block(timeout_s: float) -> WaitForRoom:
+    """Overflow policy: wait up to `timeout_s` for room, then raise `QueueFull`."""
+    return WaitForRoom(timeout_s)
 
 
 def as_overflow(overflow: object) -> Overflow:
-    """Return a policy unchanged; ConfigError for what is none."""
-    if isinstance(overflow, Block) or overflow in POLICIES:
+    """Return a policy unchanged; ConfigError for anything else."""
+    if isinstance(overflow, WaitForRoom) or overflow in POLICIES:
         return overflow
-    words = ", ".join(map(repr, POLICIES))
-    raise ConfigError(f"overflow = {str(overflow)[:60]!r}: expected {words} or block(timeout_s)")
+    names = ", ".join(map(repr, POLICIES))
+    raise ConfigError(f"overflow = {str(overflow)[:60]!r}: expected {names} or block(timeout_s)")
 
 
 @dataclass(frozen=True, slots=True)
-class Admission:
-    """How many jobs a gate lets through now, and after how long to ask again."""
+class GateDecision:
+    """How many jobs a gate admits now, and when to ask again."""
 
     granted: int
     retry_after_s: float = 0.0
 
 
 class Gate(Protocol):
-    """A limit that a queue's workers ask before they take jobs; while it is closed, none leaves."""
+    """A limit that workers ask before they claim jobs; while it admits none, jobs stay queued."""
 
-    async def admit(self, queue: str, wanted: int) -> Admission:
-        """Let up to `wanted` jobs of `queue` through."""
+    async def admit(self, queue: str, wanted: int) -> GateDecision:
+        """Admit up to `wanted` jobs of `queue`."""
         ...
 
     async def give_back(self, queue: str, count: int) -> None:
-        """Return what was granted and not used: the queue had fewer jobs."""
+        """Return permits that were granted and not used: the queue had fewer jobs."""
         ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueueOptions:
-    """How a queue is used: `app.queue` explains each."""
+    """Options of a queue: see `app.queue`."""
 
     push: Side | None = None
     type: Any = Any
@@ -137,8 +137,8 @@ class QueueOptions:
         return self.levels or ""
 
 
-class SendWords(TypedDict, total=False):
-    """What can be said about one job when it is sent."""
+class SendKeywords(TypedDict, total=False):
+    """Keyword arguments of a send: see `SendOptions`."""
 
     delay: float | timedelta | None
     at: datetime | float | None
@@ -155,16 +155,17 @@ class SendWords(TypedDict, total=False):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SendOptions:
-    """What is said about one job when it is sent; InvalidJob for what cannot be.
+    """Options of one job; InvalidJob for invalid ones.
 
     - `delay`: seconds or a timedelta; `at`: an aware datetime or epoch seconds.
     - `priority`: "high", "normal" or "low"; `group`: the fair lane, a tenant or a camera.
     - `unique`: a text that only one job of the queue holds until it ends; with `unique_for`, for
       that many seconds, whenever it ends.
-    - `expires`: not to be begun any later: seconds or a timedelta from now, or an aware datetime.
-    - `idempotency_key`: becomes the id of the job, which gets a record: who sends it again gets
+    - `expires`: do not start it any later: seconds or a timedelta from now, or an aware datetime.
+    - `idempotency_key`: becomes the id of the job, which gets a record: sending it again returns
       the same job, whether it waits, runs or has ended.
-    - `job_id`: an id of your own. `max_attempts`: instead of the task's. `headers`: texts for it.
+    - `job_id`: an id of your own. `max_attempts`: instead of the task's. `headers`: texts that
+      travel with it.
     """
 
     delay: float | timedelta | None = None
@@ -186,11 +187,11 @@ class SendOptions:
         if self.priority is not None and self.priority not in PRIORITIES:
             raise InvalidJob(f"priority {str(self.priority)[:60]!r}: expected {_or(PRIORITIES)}")
         if self.priority is not None and self.group is not None:
-            raise InvalidJob("priority and group exclude each other: a job stands in one lane")
+            raise InvalidJob("priority and group exclude each other: a job is in one lane")
         if self.unique is None and self.unique_for is not None:
-            raise InvalidJob("unique_for says for how long: say with unique what is unique")
+            raise InvalidJob("unique_for without unique: give the key as unique=")
         if self.idempotency_key is not None and self.job_id is not None:
-            raise InvalidJob("idempotency_key is the job's id: give one of them")
+            raise InvalidJob("idempotency_key and job_id exclude each other: both are the job's id")
         for name in ("group", "unique", "idempotency_key", "job_id"):
             _check_text(name, getattr(self, name))
         if self.max_attempts is not None and not (
@@ -202,9 +203,9 @@ class SendOptions:
         _check_headers(self.headers)
 
     def wait(self) -> int | None:
-        """Ms to wait; negated, the moment in epoch ms; None for what need not wait at all.
+        """Ms to wait; or, negated, the due time in epoch ms; None if it is due at once.
 
-        The server decides what has passed already: our clock may be wrong.
+        The server decides whether a time has passed: this process's clock may be wrong.
         """
         if self.delay is None and self.at is None:
             return None
@@ -217,7 +218,7 @@ class SendOptions:
         return None if moment is None else -moment
 
     def unique_ms(self) -> int:
-        """For how long the unique key holds; 0 if its job's end frees it."""
+        """How long the unique key is held; 0 if the job's end frees it."""
         if self.unique_for is None:
             return 0
         try:
@@ -229,7 +230,7 @@ class SendOptions:
         return window_ms
 
     def expires_ms(self, now_ms: int) -> int:
-        """When it is not to be begun any more, in server ms; 0 for never. `now_ms` is theirs."""
+        """Latest start in server ms; 0 without one. `now_ms` is the server's time."""
         if self.expires is None:
             return 0
         try:
@@ -249,8 +250,8 @@ class SendOptions:
         return self.idempotency_key if self.idempotency_key is not None else self.job_id
 
     @property
-    def alone(self) -> bool:
-        """Whether it needs the script that a plain push does not."""
+    def needs_submit(self) -> bool:
+        """Whether it takes `submit_jobs`, not `push_jobs`, to add it."""
         return (
             self.delay is not None
             or self.at is not None
@@ -260,7 +261,7 @@ class SendOptions:
 
 
 def check_task_name(name: object) -> str:
-    """Return the name of a task unchanged; InvalidJob for what is none."""
+    """Return a valid task name unchanged; InvalidJob for any other."""
     if (
         isinstance(name, str)
         and 0 < len(name) <= LONGEST_ID
@@ -274,11 +275,11 @@ def check_task_name(name: object) -> str:
 
 
 def check_work(what: str, retry: object, timeout_s: float | None, concurrency: int | None) -> None:
-    """Check what queues, tasks and handlers have in common."""
+    """Validate options that queues, tasks and handlers have in common."""
     if not isinstance(retry, RetryPolicy):
         raise SettingError(f"{what}.retry", retry, "RetryPolicy(…)")
     if timeout_s is not None:
-        _check_seconds(f"{what}.timeout", timeout_s, at_least=0.001)
+        _check_seconds(f"{what}.timeout_s", timeout_s, at_least=0.001)
     if concurrency is not None and not (
         type(concurrency) is int and 1 <= concurrency <= _MOST_CONCURRENT
     ):
@@ -292,7 +293,7 @@ def check_flag(name: str, value: object) -> None:
 
 
 def check_max_size(value: object) -> None:
-    """Check the size that one push asks for."""
+    """Validate the `max_size` of one push."""
     _check_count("max_size", value)
 
 
@@ -362,5 +363,5 @@ def _check_headers(headers: object) -> None:
             raise InvalidJob(f"header {name[:60]!a}: not Unicode text") from None
 
 
-def _or(words: tuple[str, ...]) -> str:
-    return f"{', '.join(words[:-1])} or {words[-1]}"
+def _or(names: tuple[str, ...]) -> str:
+    return f"{', '.join(names[:-1])} or {names[-1]}"

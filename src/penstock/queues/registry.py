@@ -11,17 +11,17 @@ from penstock.errors import ConfigError, InvalidJob
 from penstock.queues.job import Job
 from penstock.queues.options import (
     POLICIES,
-    Block,
     QueueOptions,
+    SendKeywords,
     SendOptions,
-    SendWords,
+    WaitForRoom,
     check_task_name,
 )
+from penstock.queues.producer.result_poller import Announcements
+from penstock.queues.producer.results import QueueAddResult, QueuePressure
+from penstock.queues.producer.sender import PLAIN, JobSender
 from penstock.queues.queue import Queue
-from penstock.queues.results import QueueAddResult, QueuePressure
-from penstock.queues.sending import PLAIN, Dispatch
-from penstock.queues.tasks import Task
-from penstock.queues.waiting import Announcements
+from penstock.queues.task import Task
 from penstock.redis.client import Client
 from penstock.redis.codec import Codec
 
@@ -33,7 +33,7 @@ _DEFAULTS = QueueOptions()
 
 
 class QueueRegistry:
-    """Every queue and task that was named in one application; each queue is there once."""
+    """Every queue and task of one application, each once."""
 
     def __init__(
         self,
@@ -46,9 +46,9 @@ class QueueRegistry:
         self.tasks: dict[str, Task[..., Any]] = {}
 
     def queue(self, name: str, options: QueueOptions = _DEFAULTS) -> Queue:
-        """Return the queue of this name, made with its first mention.
+        """Return the queue of this name, created at the first call.
 
-        Options may be said once, or twice the same; ConfigError if they differ.
+        Options may be given once, or repeated unchanged; ConfigError if they differ.
         """
         queue = self.queues.get(name)
         if queue is None:
@@ -67,19 +67,28 @@ class QueueRegistry:
 
     def task(self, function: Callable[P, Any], queue: str | Queue, **options: Any) -> Task[P, Any]:
         """Make a task of a function; ConfigError if another one has its name."""
-        place = queue if isinstance(queue, Queue) else self.queue(queue)
-        task: Task[P, Any] = Task(place, function, **options)
+        owner = queue if isinstance(queue, Queue) else self.queue(queue)
+        task: Task[P, Any] = Task(owner, function, **options)
         if task.name in self.tasks:
             raise ConfigError(f"there are two tasks {task.name!r}: give one another name")
-        self.tasks[task.name] = place.tasks[task.name] = task
+        self._add(task)
         return task
 
     def adopt(self, task: Task[P, R]) -> Task[P, R]:
         """Declare a task of another application here as well; the same one for the same name."""
-        place = self.queue(task.queue.name, task.queue.options)
+        queue = self.queue(task.queue.name, task.queue.options)
         if task.name not in self.tasks:
-            self.tasks[task.name] = place.tasks[task.name] = task.on(place)
+            self._add(task.on(queue))
         return cast("Task[P, R]", self.tasks[task.name])
+
+    def _add(self, task: Task[..., Any]) -> None:
+        self.tasks[task.name] = task
+        task.queue.add_task(task.name, task.performer)
+
+    async def close(self) -> None:
+        """Wait for sends in flight and stop polling for results; after the client was closed."""
+        for queue in self.queues.values():
+            await queue.close()
 
     async def send(
         self,
@@ -88,34 +97,34 @@ class QueueRegistry:
         kwargs: Mapping[str, Any] | None = None,
         *,
         queue: str | None = None,
-        **words: Unpack[SendWords],
+        **keywords: Unpack[SendKeywords],
     ) -> Job[Any]:
         """See `Penstock.send`."""
         check_task_name(task)
         if isinstance(args, str | bytes) or not isinstance(args, Sequence):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise InvalidJob("args: expected a list or tuple of positional arguments")
-        options = SendOptions(**words) if words else PLAIN
+        options = SendOptions(**keywords) if keywords else PLAIN
         known = self.tasks.get(task)
         if known is not None and queue in {None, known.queue.name}:
-            options = replace(known.options, **words) if words else known.options
-            asked = known.options_for(options, tuple(args), kwargs or {})
-            return await known.dispatch.send(tuple(args), kwargs or {}, asked)
+            options = replace(known.options, **keywords) if keywords else known.options
+            options = known.options_for(options, tuple(args), kwargs or {})
+            return await known.job_sender.send(tuple(args), kwargs or {}, options)
         if queue is None:
-            raise InvalidJob(f"task {task!r} is not of this program: say its queue")
-        place = self.queue(queue)
-        dispatch = Dispatch(place, task, status=lambda: place.options.status)
-        return await dispatch.send(tuple(args), kwargs or {}, options)
+            raise InvalidJob(f"task {task!r} is not declared in this program: give its queue")
+        owner = self.queue(queue)
+        sender = JobSender(owner, owner.enqueuer, task, status=lambda: owner.options.status)
+        return await sender.send(tuple(args), kwargs or {}, options)
 
     async def add_to_queue_safe(
         self,
         queue_name: str,
         data: Any,
         max_size: int | None = None,
-        overflow_policy: str | Block | None = None,
+        overflow_policy: str | WaitForRoom | None = None,
     ) -> QueueAddResult:
         """See `Penstock.add_to_queue_safe`."""
         note = None
-        if not (overflow_policy is None or isinstance(overflow_policy, Block)) and (
+        if not (overflow_policy is None or isinstance(overflow_policy, WaitForRoom)) and (
             overflow_policy not in POLICIES
         ):
             note = f"overflow_policy {str(overflow_policy)[:60]!r} is unknown: reject was used"

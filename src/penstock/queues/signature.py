@@ -1,14 +1,16 @@
-"""The parameters of a task: what is sent, how it is checked, and how the worker reads it back.
+"""The parameters of a task: validation and encoding by senders, decoding by workers.
 
-A task's arguments travel as a JSON array and a JSON object. What `Depends` makes and what is
-annotated with `JobContext` is not sent: the worker hands it in.
+A task's arguments are sent as a JSON array and a JSON object. Parameters of `Depends` and those
+annotated with `JobContext` are not sent: the worker supplies them.
 """
 
 from __future__ import annotations
 
 import functools
 import inspect
+import sys
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Annotated, Any, Final, Optional, cast, get_args, get_origin, get_type_hints
 
 import msgspec
@@ -16,10 +18,17 @@ from msgspec import Raw
 
 from penstock.delivery.injected import injected_parameters
 from penstock.errors import ConfigError, DecodeError, InvalidJob
-from penstock.queues.context import JobContext
-from penstock.redis import json_rules
+from penstock.queues.worker.job_context import JobContext
+from penstock.redis.codec import json_rules
 
-__all__ = ["NO_ARGS", "NO_KWARGS", "Signature", "encode_value"]
+__all__ = [
+    "NO_ARGS",
+    "NO_KWARGS",
+    "Signature",
+    "encode_value",
+    "result_type_of",
+    "task_name_of",
+]
 
 NO_ARGS: Final = b"[]"
 NO_KWARGS: Final = b"{}"
@@ -33,7 +42,7 @@ _MOST_TOGETHER: Final = 32
 
 
 def encode_value(value: Any) -> bytes:
-    """Return JSON as it is stored; InvalidJob for what JSON has no form for."""
+    """Return a value as JSON; InvalidJob if it cannot be encoded."""
     try:
         data = _encode_json(value)
     except Exception as error:  # noqa: BLE001  a model's own code may run
@@ -47,7 +56,7 @@ def encode_value(value: Any) -> bytes:
 
 
 class Signature:
-    """What a function takes, seen from both ends of a queue."""
+    """Signature of a task's function, for its senders and its workers."""
 
     def __init__(self, function: Callable[..., Any], name: str) -> None:
         self.name = name
@@ -87,7 +96,7 @@ class Signature:
         self._decoders: dict[str, Callable[[bytes], Any]] = {}
         self._extra: Callable[[bytes], Any] | None = None
         self._in_place: int | None = None
-        """How many values stand before the first parameter that is handed in."""
+        """Number of values before the first parameter that the worker supplies."""
         for parameter in whole.parameters.values():
             if parameter.name not in left_out:
                 self._read_parameter(parameter, hints.get(parameter.name, Any))
@@ -103,7 +112,7 @@ class Signature:
         by_place_alone = kind in {parameter.POSITIONAL_ONLY, parameter.VAR_POSITIONAL}
         if by_place_alone and self._in_place is not None:
             raise ConfigError(
-                f"task {self.name}: {name} cannot follow a parameter that is handed in; "
+                f"task {self.name}: {name} cannot follow a parameter that the worker supplies; "
                 "put that one last"
             )
         if kind is parameter.VAR_POSITIONAL:
@@ -196,7 +205,7 @@ class Signature:
         return values, named
 
     def _decode_args(self, data: bytes) -> tuple[Any, ...]:
-        if json_rules.nests_too_deep(data):
+        if len(data) > _NEVER_TOO_DEEP and json_rules.nests_too_deep(data):
             raise self._unreadable(f"JSON nests deeper than {json_rules.MAX_NESTING}", data)
         # Most jobs of a task have the same number of arguments.
         usual = self._together.get(self._usual)
@@ -230,7 +239,7 @@ class Signature:
         return decode
 
     def _decode_kwargs(self, data: bytes) -> dict[str, Any]:
-        if json_rules.nests_too_deep(data):
+        if len(data) > _NEVER_TOO_DEEP and json_rules.nests_too_deep(data):
             raise self._unreadable(f"JSON nests deeper than {json_rules.MAX_NESTING}", data)
         named = dict[str, Any]()
         for name, one in _split_object(data).items():
@@ -259,6 +268,22 @@ def result_type_of(type_: Any) -> Any:
     return Optional[type_]  # noqa: UP045  `str | None` fails for a type given as text
 
 
+def task_name_of(function: Callable[..., Any]) -> str:
+    """Return the default name of a function's task: its module and its own name.
+
+    A module that was started as a program is named as if it were imported, because the worker
+    imports it.
+    """
+    code = function.func if isinstance(function, functools.partial) else function
+    module = getattr(code, "__module__", None) or "tasks"
+    if module == "__main__":
+        main = sys.modules["__main__"]
+        spec, path = getattr(main, "__spec__", None), getattr(main, "__file__", None)
+        module = spec.name if spec is not None else Path(path).stem if path else module
+    own = getattr(code, "__qualname__", None) or type(code).__qualname__
+    return f"{module}.{own.rpartition('<locals>.')[2]}"
+
+
 def _is_context(type_: Any) -> bool:
     if get_origin(type_) is Annotated:
         type_ = get_args(type_)[0]
@@ -283,7 +308,7 @@ def _hints(code: Callable[..., Any], name: str) -> dict[str, Any]:
 
 
 def _code_of(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Where annotations and `async` stand: within a partial, or in the class of an object."""
+    """Function with the annotations: inside a partial, or `__call__` of an object's class."""
     while isinstance(function, functools.partial):
         function = cast("Callable[..., Any]", function.func)
     if inspect.isroutine(function) or isinstance(function, type):

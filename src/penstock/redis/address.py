@@ -105,7 +105,7 @@ def parse_address(url: str, settings: Settings) -> Address:
 
 
 def tls_context(settings: TlsSettings) -> ssl.SSLContext:
-    """Build anew for each connection, so that rotated certificates count without a restart."""
+    """Build a new one for each connection, so that rotated certificates count without a restart."""
     try:
         context = ssl.create_default_context(cafile=settings.ca_file)
         context.check_hostname = settings.check_hostname

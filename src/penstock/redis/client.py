@@ -1,4 +1,4 @@
-"""The door: every conversation with the server goes through one `Client`."""
+"""`Client`: connections to a server, a sentinel-guarded primary or a cluster, and every call."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import asyncio
 import os
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
-from functools import cached_property
 from typing import TYPE_CHECKING, Self, TypeVar
 
 from penstock.errors import (
@@ -16,17 +15,19 @@ from penstock.errors import (
     OutcomeUnknown,
     ReadOnlyReplica,
     Redirected,
+    ScriptMissing,
     ServerError,
     TlsFailed,
     Unreachable,
 )
 from penstock.redis.address import Address, Endpoint, Topology, parse_address
 from penstock.redis.connector import Connector
-from penstock.redis.keys import Keys
+from penstock.redis.keys.space import KeySpace
 from penstock.redis.node import Counters, Node, Role
+from penstock.redis.redis_py import redis_py_client
 from penstock.redis.retry import with_retry
 from penstock.redis.routing import command_slot
-from penstock.redis.stock import stock_client
+from penstock.redis.script import Script, ScriptCaller
 from penstock.redis.topology import ClusterMap, NodeMap, OneServer, SentinelMap
 from penstock.redis.wire import Argument, Command, Reply, Wire
 from penstock.settings import Settings
@@ -34,8 +35,7 @@ from penstock.settings import Settings
 if TYPE_CHECKING:
     from redis.asyncio import Redis
 
-    from penstock.redis.embedded import Embedded
-    from penstock.redis.scripts import Scripts
+    from penstock.redis.embedded.server import Embedded
 
 __all__ = ["Client"]
 
@@ -74,31 +74,28 @@ class Client:
         self.embedded: Embedded | None = None
         if settings.url is None:
             # What starts processes takes a while to import, and most programs have an address.
-            from penstock.redis.embedded import Embedded  # noqa: PLC0415
+            from penstock.redis.embedded.server import Embedded  # noqa: PLC0415
 
             self.embedded = Embedded(settings.home_path, settings.embedded)
             self.address = Address(Topology.SINGLE, (self.embedded.endpoint,))
         else:
             self.address = parse_address(settings.url, settings)
-        self.keys = Keys(settings.namespace, cluster=self.address.topology is Topology.CLUSTER)
+        self.keys = KeySpace(settings.namespace, cluster=self.address.topology is Topology.CLUSTER)
+        self.script_calls: dict[type[ScriptCaller], ScriptCaller] = {}
+        """The scripts of each engine as calls: see `ScriptCaller.of`."""
+        self.substituted: Callable[[Script], Script] = _unchanged
+        """The script to run in place of another; tests set it."""
         self.counters = Counters()
         self._connector = Connector(self.address, settings, self.embedded)
         self._map: NodeMap | None = None
         self._cluster: ClusterMap | None = None
         self._made: list[Node] = []
-        self._stock: tuple[Endpoint, Redis] | None = None
+        self._redis_py: tuple[Endpoint, Redis] | None = None
         self._inherited: object = None
         self._pid = 0
 
     def __repr__(self) -> str:
         return f"Client({str(self.address)!r})"
-
-    @cached_property
-    def scripts(self) -> Scripts:
-        """Every script as a call. Reading what they all take is left to the first who calls one."""
-        from penstock.redis.scripts import Scripts  # noqa: PLC0415
-
-        return Scripts(self)
 
     @property
     def server_version(self) -> tuple[int, ...]:
@@ -121,8 +118,8 @@ class Client:
             return
         self._pid = os.getpid()
         # After a fork these are the parent's: kept, so that nothing closes them here, never used.
-        self._inherited = (self._made, self._stock)
-        self._made, self._stock = [], None
+        self._inherited = (self._made, self._redis_py)
+        self._made, self._redis_py = [], None
         self._map = self._make_map()
         try:
             self._connector.check_files()
@@ -139,7 +136,7 @@ class Client:
         if not was_open or self._pid != os.getpid():
             return  # after a fork the sockets are the parent's
         made, self._made = self._made, []
-        stock, self._stock = self._stock, None
+        opened, self._redis_py = self._redis_py, None
         try:
             try:
                 await asyncio.gather(*(node.close() for node in made))
@@ -147,8 +144,8 @@ class Client:
                 for node in made:
                     node.abort()
                 raise
-            if stock is not None:
-                await stock[1].aclose()
+            if opened is not None:
+                await opened[1].aclose()
         finally:
             if self.embedded is not None:
                 self.embedded.detach()
@@ -156,7 +153,7 @@ class Client:
     async def call(
         self, *command: Argument, role: Role = Role.DEFAULT, timeout_s: float | None = None
     ) -> Reply:
-        """Send one command and return its reply as the server words it.
+        """Send one command and return its reply as the server sends it.
 
         A command that blocks goes by `Role.QUEUE` and says with `timeout_s` how long it may take,
         its own limit and a margin for the way.
@@ -172,6 +169,20 @@ class Client:
         if isinstance(reply, ServerError):
             raise reply
         return reply
+
+    async def run_script(
+        self,
+        script: Script,
+        keys: tuple[str, ...],
+        arguments: tuple[Argument, ...],
+        role: Role = Role.DEFAULT,
+    ) -> Reply:
+        """Run a script by its digest; a server that has forgotten it gets the text."""
+        script, version = self.substituted(script), self.server_version
+        try:
+            return await self.call(*script.by_digest(version, keys, arguments), role=role)
+        except ScriptMissing:
+            return await self.call(*script.by_text(version, keys, arguments), role=role)
 
     async def pipeline(
         self,
@@ -199,7 +210,7 @@ class Client:
     ) -> AsyncGenerator[Wire]:
         """Lend a connection to one caller alone (to the owner of `slot` on a cluster).
 
-        What leaves the block as an error tells us whether another node is to be found.
+        An error that leaves the block may mean that another node has to be found.
         """
         node = await self._nodes().node(slot)
         try:
@@ -233,7 +244,7 @@ class Client:
         return node.shared(role) or await node.wire(role)
 
     async def primaries(self) -> list[Node]:
-        """Return every node that takes writes, as the server tells it now."""
+        """Return every node that takes writes, as the server reports it now."""
         return await self._nodes().primaries()
 
     def tag_on(self, node: Node) -> str:
@@ -257,19 +268,19 @@ class Client:
             idempotent=idempotent,
         )
 
-    async def stock(self) -> Redis:
+    async def redis_py(self) -> Redis:
         """Return redis-py's own client on this address, for pub/sub and what is not wrapped here.
 
         Its repeats are off: it, too, sends a write once. Its errors are redis-py's.
         """
         places = [node.endpoint for node in await self._nodes().primaries()]
-        if self._stock is not None and self._stock[0] not in places:
-            stock, self._stock = self._stock, None
-            await stock[1].aclose()  # its server is no primary any more
-        if self._stock is None:
-            made = stock_client(self.address, places[0], self.settings)
-            self._stock = (places[0], made)
-        return self._stock[1]
+        if self._redis_py is not None and self._redis_py[0] not in places:
+            opened, self._redis_py = self._redis_py, None
+            await opened[1].aclose()  # its server is no primary any more
+        if self._redis_py is None:
+            made = redis_py_client(self.address, places[0], self.settings)
+            self._redis_py = (places[0], made)
+        return self._redis_py[1]
 
     # inside
 
@@ -301,7 +312,7 @@ class Client:
         return replies
 
     def _learn_from(self, error: ServerError, node: Node) -> None:
-        """Look again, where an error may mean that the node is not the right one any more."""
+        """Have the map refreshed if an error may mean that the node is no longer the right one."""
         if self._map is not None and (type(error) in _DOUBTS or isinstance(error, Redirected)):
             self._map.doubt(node)
         if isinstance(error, ReadOnlyReplica):
@@ -413,5 +424,9 @@ def _unfit(command: Command) -> Exception:
     if not command:
         return ValueError("an empty command would get no reply")
     return CommandRefused(
-        f"{command[0]!r} would change the connection for all who share it: use stock(), or lease()"
+        f"{command[0]!r} would change a shared connection: use redis_py() or lease()"
     )
+
+
+def _unchanged(script: Script) -> Script:
+    return script

@@ -27,7 +27,7 @@ from penstock.redis.wire import Wire
 from penstock.settings import Settings
 
 if TYPE_CHECKING:
-    from penstock.redis.embedded import Embedded
+    from penstock.redis.embedded.server import Embedded
 
 __all__ = ["Connector", "parse_version"]
 
@@ -35,7 +35,7 @@ __all__ = ["Connector", "parse_version"]
 class Connector:
     """Knows how to connect to the servers of one address.
 
-    Certificates and a password's file are read anew each time, so that rotated ones count without
+    Certificates and a password's file are read each time, so that rotated ones count without
     a restart. An embedded server that has gone is started again.
     """
 

@@ -10,13 +10,25 @@ import msgspec
 
 from penstock.errors import PenstockError, ServerError
 from penstock.redis.client import Client
+from penstock.redis.keys.probe import ProbeKeys
 from penstock.redis.node import Node, Role
+from penstock.redis.script import COMMON_LUA, ScriptCaller
 
-__all__ = ["ConnectionCounts", "Health", "NodeHealth", "check_health", "read_info"]
+__all__ = ["ConnectionCounts", "Health", "NodeHealth", "ProbeScripts", "check_health", "read_info"]
 
 Status = Literal["healthy", "degraded", "unhealthy"]
 
 _PROBE_TTL_MS = 60_000
+
+
+class ProbeScripts(ScriptCaller):
+    """The script of health probes, as a call."""
+
+    lua = COMMON_LUA
+
+    async def probe(self, *, probe: str, token: str, ttl_ms: int) -> int:
+        """Write the probe and return the server's time in ms."""
+        return await self.run("probe", (probe,), (token, ttl_ms))
 
 
 class ConnectionCounts(msgspec.Struct, frozen=True, kw_only=True):
@@ -110,8 +122,10 @@ async def _check_node(client: Client, node: Node) -> NodeHealth:
     latency_ms: float | None = None
     try:
         started = loop.time()
-        probe = client.keys.probe(client.tag_on(node)).value
-        await client.scripts.probe(probe=probe, token=secrets.token_hex(8), ttl_ms=_PROBE_TTL_MS)
+        probe = ProbeKeys.of(client.keys, client.tag_on(node)).value
+        await ProbeScripts.of(client).probe(
+            probe=probe, token=secrets.token_hex(8), ttl_ms=_PROBE_TTL_MS
+        )
         latency_ms = round((loop.time() - started) * 1000, 3)
     except ServerError as error:
         reasons.append(f"{type(error).__name__}: {error}")

@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from penstock.errors import PenstockError, PoolExhausted, Unreachable
-from penstock.quiet import RateLimitedLog
 from penstock.redis.address import Endpoint
 from penstock.redis.wire import FRESH_S, Wire
 from penstock.settings import PoolSettings
+from penstock.throttled_log import RateLimitedLog
 
 __all__ = ["Counters", "Node", "Role"]
 
@@ -58,8 +58,8 @@ class Counters:
 class Node:
     """The connections to one endpoint, opened when needed and mended when broken.
 
-    While the endpoint cannot be reached it is tried at most twice a second, whoever asks; callers
-    in between get the last refusal at once.
+    While the endpoint cannot be reached it is tried at most twice a second by all callers together;
+    in between they get the last refusal at once.
 
     A shared wire that misses a reply for `silent_s` is compared with a new one: if the server
     answers there, the old one is half-open, and its commands have an unknown outcome.
@@ -165,7 +165,7 @@ class Node:
                 self._note_end(wire)
 
     def renew(self) -> None:
-        """Let whoever comes next connect anew, perhaps to another server behind the same address.
+        """Let the next caller open a new connection, perhaps to another server behind the address.
 
         Replies that are owed still come. What was opened just now stays.
         """
@@ -284,7 +284,7 @@ class Node:
         elif wire.idle:
             self._spare[role].append(wire)
             return
-        # A reply is still owed to whoever was cancelled: nobody else may get this wire.
+        # A reply is still owed to the cancelled caller: no other may get this wire.
         wire.abort("it was given back before its reply came")
 
     def _note_end(self, wire: Wire) -> None:
@@ -303,7 +303,7 @@ class Node:
     async def _open(self) -> Wire:
         """Open one connection.
 
-        The caller holds the door, so that tries come one at a time, unless the endpoint answers.
+        The caller holds the lock, so that attempts come one at a time, unless the endpoint answers.
         """
         refused = self._refused
         if refused is not None and self._is_recent(self._refused_at):

@@ -1,23 +1,30 @@
-"""Trying again, only where that is safe, and never in a hurry."""
+"""Retries, only where they are safe, with back-off."""
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import random
+import time
 from collections.abc import Awaitable, Callable
-from typing import TypeVar
+from typing import Final, TypeVar
 
 from penstock.clock import SYSTEM_CLOCK, Clock
 from penstock.errors import OutcomeUnknown, ServerError
 from penstock.settings import RetrySettings
 
-__all__ = ["backoff_s", "with_retry"]
+__all__ = ["REPEAT_WITHIN_S", "backoff_s", "repeat_until_known", "with_retry"]
 
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
 JITTER = 0.25
+REPEAT_WITHIN_S: Final = 10.0
+"""For how long a call whose reply was lost is repeated."""
+
+_REPEAT_BASE_S, _REPEAT_MAX_S = 0.05, 1.0
+
 # 2.0 ** 1024 overflows; any sane cap is reached long before this.
 _LARGEST_EXPONENT = 64
 
@@ -62,3 +69,41 @@ async def with_retry(
             )  # fmt: skip
         await clock.sleep(wait_s)
     return await operation()
+
+
+def _repeat_pause_s(attempt: int) -> float:
+    return backoff_s(attempt, base_s=_REPEAT_BASE_S, max_s=_REPEAT_MAX_S)
+
+
+async def repeat_until_known(
+    call: Callable[[], Awaitable[T]],
+    *,
+    within_s: float = REPEAT_WITHIN_S,
+    insist: bool = False,
+    unless: Callable[[], bool] = lambda: False,
+    when_failed: Callable[[ServerError], None] = lambda _: None,
+    pause_s: Callable[[int], float] = _repeat_pause_s,
+) -> T:
+    """Make an idempotent call, and repeat it while its outcome is unknown.
+
+    A refusal that follows an attempt of unknown outcome does not prove that nothing was done: then
+    `OutcomeUnknown` is raised. Without such an attempt a refusal is raised at once; with `insist`,
+    a transient one is followed by another attempt as well. `unless` ends the attempts early,
+    `when_failed` is called before each repetition, and `pause_s` is the wait after the n-th.
+    """
+    doubt: OutcomeUnknown | None = None
+    deadline, attempt = time.monotonic() + within_s, 0
+    while True:
+        attempt += 1
+        try:
+            return await call()
+        except ServerError as error:
+            if isinstance(error, OutcomeUnknown):
+                doubt = error
+            may_pass = error.transient and (insist or doubt is not None)
+            if not may_pass or unless() or time.monotonic() > deadline:
+                if doubt is None or doubt is error:
+                    raise
+                raise doubt from error
+            when_failed(error)
+        await asyncio.sleep(pause_s(attempt))

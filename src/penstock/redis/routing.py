@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from penstock.redis.keys import key_slot
+from penstock.redis.keys.hash_slot import key_slot
 from penstock.redis.wire import Argument, Command
 
 __all__ = ["command_slot"]

@@ -1,6 +1,6 @@
 """Which node answers for a key: one server, the primary that sentinels name, or a cluster's owner.
 
-Asked anew after every sign that the answer changed, so that a demoted primary is not written to for
+Asked again after each sign that the answer changed, so that a demoted primary is not written to for
 ever. The questions go over the same wires as everything else.
 """
 
@@ -19,7 +19,7 @@ from penstock.errors import (
     Unreachable,
 )
 from penstock.redis.address import Endpoint
-from penstock.redis.keys import SLOTS, key_slot
+from penstock.redis.keys.hash_slot import SLOTS, key_slot
 from penstock.redis.node import Node, Role
 from penstock.redis.wire import Argument, Reply
 
@@ -29,14 +29,14 @@ __all__ = ["ClusterMap", "NodeMap", "OneServer", "SentinelMap"]
 _BETWEEN_QUESTIONS_S = 0.2
 # One that hangs must not hold up the question to the next.
 _ANSWER_WITHIN_S = 1.0
-# With this many tags even a node that owns a single slot has one, all but surely.
+# With this many tags even a node that owns a single slot has one with near certainty.
 _MOST_TAGS = SLOTS * 16
 
 MakeNode = Callable[[Endpoint], Node]
 
 
 class NodeMap(Protocol):
-    """Finds nodes. `doubt` tells it that this one may be the wrong one by now."""
+    """Finds nodes. `doubt` reports that a node may no longer be the right one."""
 
     async def node(self, slot: int | None) -> Node: ...
 
@@ -117,7 +117,7 @@ class SentinelMap:
 
 
 class ClusterMap:
-    """The owner of each slot, as the cluster's nodes tell it.
+    """The owner of each slot, as the cluster's nodes report it.
 
     A doubt leaves the map in use: while one caller asks, the others go on with what is known.
     """
@@ -224,7 +224,7 @@ class _Question:
 
     @property
     def is_due(self) -> bool:
-        """Whether there is a doubt, the last question is a while ago and nobody asks now."""
+        """Whether there is a doubt, the last question is a while ago and none is under way."""
         return (
             self.doubted
             and not self._asking.locked()
@@ -232,7 +232,7 @@ class _Question:
         )
 
     async def put(self, ask: Callable[[], Coroutine[Any, Any, None]], *, wait: bool) -> None:
-        """Ask; whoever must `wait` for an answer gets the failure, others go on with the old."""
+        """Ask; a caller that must `wait` gets the failure, others keep using the old answer."""
         loop = asyncio.get_running_loop()
         wanted_at = loop.time()
         async with self._asking:

@@ -1,7 +1,7 @@
 """One RESP connection for the hot paths: commands go out together, replies come back in order.
 
 hiredis packs and parses; this class keeps the order. A command whose caller was cancelled still
-owns its place in line, so its reply is dropped and never handed to somebody else.
+keeps its place among the replies, so its reply is dropped and never given to another caller.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from penstock.errors import (
     Unreachable,
 )
 from penstock.redis.address import Credentials, Endpoint
-from penstock.redis.greeting import greeting, not_opened, read_greeting
-from penstock.redis.refusals import refusal
+from penstock.redis.error_mapping import refusal
+from penstock.redis.handshake import handshake, not_opened, read_handshake
 
 __all__ = ["FRESH_S", "Argument", "Command", "Reply", "Wire", "pack"]
 
@@ -51,7 +51,7 @@ _TOGETHER = 16
 _KEEP_ALIVE = {"TCP_KEEPIDLE": 30, "TCP_KEEPINTVL": 10, "TCP_KEEPCNT": 3}
 
 FRESH_S = 0.55
-"""What was opened less long ago than this is not opened anew: at most two tries in any second,
+"""What was opened less long ago than this is not opened again: at most two tries in any second,
 also for an observer whose clock reads a few milliseconds late."""
 
 
@@ -85,7 +85,7 @@ class _Batch:
 class Wire(asyncio.Protocol):
     """A connection to one endpoint. Made by `Wire.open`; ended by `close` or by the first fault.
 
-    A wire that has ended stays ended: whoever holds it opens another. It is for commands that get
+    A wire that has ended stays ended: its user opens another. It is for commands that get
     one reply each; SUBSCRIBE, MONITOR and their like would shift the replies of all that follow.
     """
 
@@ -96,8 +96,10 @@ class Wire(asyncio.Protocol):
         self.opened_at = 0.0
         self.received = 0
         """Bytes that have come so far."""
+        self.behind = False
+        """Whether the socket does not keep up with what was sent: see `writable`."""
         self.hello: dict[str, Reply] = {}
-        """What the server said of itself: server, version, mode, role …"""
+        """Facts of the server from the handshake: server, version, mode, role …"""
         self._command_s = command_s
         self._loop = asyncio.get_running_loop()
         self._reader = Reader(
@@ -109,7 +111,6 @@ class Wire(asyncio.Protocol):
         self._unsent_size = 0
         self._flushing = False
         self._writable = asyncio.Event()
-        self._writable.set()
         self._progress_at = 0.0
         self._buffered = 0
         self._silent_s = math.inf
@@ -140,8 +141,8 @@ class Wire(asyncio.Protocol):
         try:
             async with asyncio.timeout(connect_s):
                 await wire._connect(tls)
-                replies = await wire.send(greeting(credentials or Credentials(), database))
-                wire.hello = read_greeting(endpoint, replies)
+                replies = await wire.send(handshake(credentials or Credentials(), database))
+                wire.hello = read_handshake(endpoint, replies)
         except (OSError, OutcomeUnknown) as error:  # a TimeoutError is an OSError too
             fault = wire._fault if isinstance(wire._fault, ssl.SSLError) else error
             raise not_opened(endpoint, fault, connect_s=connect_s, tls=tls is not None) from error
@@ -172,11 +173,6 @@ class Wire(asyncio.Protocol):
             return -1
         peer: socket.socket = self._transport.get_extra_info("socket")
         return peer.fileno()
-
-    @property
-    def behind(self) -> bool:
-        """Whether the socket does not keep up with what was sent: see `writable`."""
-        return not self._writable.is_set()
 
     def send(
         self, commands: Sequence[Command], *, timeout_s: float | None = None
@@ -227,8 +223,8 @@ class Wire(asyncio.Protocol):
 
     async def call(self, *command: Argument, timeout_s: float | None = None) -> Reply:
         """Send one command and return its reply; an error reply is raised."""
-        while not self._writable.is_set():
-            await self._writable.wait()
+        if self.behind:
+            await self.writable()
         reply = (await self.send((command,), timeout_s=timeout_s))[0]
         if isinstance(reply, ServerError):
             raise reply
@@ -238,13 +234,13 @@ class Wire(asyncio.Protocol):
         self, commands: Sequence[Command], *, timeout_s: float | None = None
     ) -> list[Reply]:
         """Send `commands` in one go; errors stand in the list in their places."""
-        while not self._writable.is_set():
-            await self._writable.wait()
+        if self.behind:
+            await self.writable()
         return await self.send(commands, timeout_s=timeout_s)
 
     async def writable(self) -> None:
         """Wait until the socket keeps up with what was sent."""
-        while not self._writable.is_set():
+        while self.behind:
             await self._writable.wait()
 
     def watch(self, silent_s: float, when_silent: Callable[[], object]) -> None:
@@ -296,7 +292,7 @@ class Wire(asyncio.Protocol):
         self._transport.set_write_buffer_limits(high=_UNSENT_HIGH)
         _keep_alive(transport.get_extra_info("socket"))
         self.opened_at = self._loop.time()
-        if self._reason is not None:  # whoever wanted it was cancelled before it was made
+        if self._reason is not None:  # its caller was cancelled before it was made
             self._transport.abort()
             return
         self.alive = True
@@ -310,7 +306,7 @@ class Wire(asyncio.Protocol):
         try:
             while (reply := reader.gets()) is not _MORE:
                 if not pending:
-                    # Nobody asked: the server says why it is about to hang up.
+                    # Unsolicited: the server says why it is about to hang up.
                     self._end(str(reply))
                     return
                 batch = pending[0]
@@ -329,10 +325,12 @@ class Wire(asyncio.Protocol):
         self._end("connection closed by the server")
 
     def pause_writing(self) -> None:
+        self.behind = True
         self._writable.clear()
 
     def resume_writing(self) -> None:
         self._progress_at = self._loop.time()
+        self.behind = False
         self._writable.set()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -357,7 +355,7 @@ class Wire(asyncio.Protocol):
     def _refusal(self, text: str) -> ServerError:
         error = refusal(text)
         if isinstance(error, ReadOnlyReplica) and self._loop.time() - self.opened_at > FRESH_S:
-            # The server was demoted, or another stands behind the address: it is looked up anew.
+            # The server was demoted, or another stands behind the address: it is looked up again.
             self.alive = False
             self._finishing = True
         return error
@@ -410,6 +408,7 @@ class Wire(asyncio.Protocol):
                 batch.future.set_result(batch.replies + missing)
             never_sent -= 1
         self._unsent.clear()
+        self.behind = False
         self._writable.set()
         if self._timer is not None:
             self._timer.cancel()

@@ -3,15 +3,14 @@
 from penstock.runtime.duty import Duty
 from penstock.runtime.logs import configure
 from penstock.runtime.process import run_process
-from penstock.runtime.progress import Progress
-from penstock.runtime.readiness import Readiness
-from penstock.runtime.service import Service
+from penstock.runtime.progress import LoopProgress
+from penstock.runtime.service import Readiness, Service
 from penstock.runtime.watchdog import Watchdog
 from penstock.runtime.worker import Worker
 
 __all__ = [
     "Duty",
-    "Progress",
+    "LoopProgress",
     "Readiness",
     "Service",
     "Watchdog",

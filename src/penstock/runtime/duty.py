@@ -8,11 +8,10 @@ from collections.abc import Awaitable, Callable
 
 from penstock.clock import SYSTEM_CLOCK, Clock
 from penstock.errors import PenstockError
-from penstock.quiet import RateLimitedLog
-from penstock.runtime.backoff import LEAST_S, LONGEST_S, retry_delay_s
 from penstock.runtime.logs import cleaned
 from penstock.runtime.service import Service
-from penstock.runtime.waiting import happens_within
+from penstock.runtime.waiting import LEAST_S, LONGEST_S, happens_within, retry_delay_s
+from penstock.throttled_log import RateLimitedLog
 
 __all__ = ["Duty"]
 
@@ -101,7 +100,7 @@ class Duty(Service):
         self.failures += 1
         self._failures_in_a_row += 1
         self._last_error = cleaned(f"{type(error).__name__}: {error}")
-        expected = isinstance(error, PenstockError)  # says all in one line; a bug needs its trace
+        expected = isinstance(error, PenstockError)  # one line is enough; a bug needs its trace
         self._quiet.warning(
             type(error).__name__,
             "duty %s: round failed, trying again: %s",

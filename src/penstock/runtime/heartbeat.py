@@ -1,4 +1,4 @@
-"""A worker's sign of life on the server: what it is, and that it is there."""
+"""A worker's heartbeat and description on the server."""
 
 from __future__ import annotations
 
@@ -15,10 +15,12 @@ import msgspec
 from penstock.clock import SYSTEM_CLOCK, Clock
 from penstock.errors import PenstockError
 from penstock.redis.client import Client
+from penstock.redis.script import LuaFolder, ScriptCaller
 from penstock.runtime.duty import Duty
-from penstock.runtime.readiness import Readiness
+from penstock.runtime.keys import WorkersKeys
+from penstock.runtime.service import Readiness
 
-__all__ = ["Heartbeat", "WorkerAbout", "WorkerLoad"]
+__all__ = ["Heartbeat", "WorkerAbout", "WorkerLoad", "WorkerScripts"]
 
 logger = logging.getLogger(__name__)
 
@@ -45,7 +47,7 @@ _NO_LOAD = WorkerLoad()
 
 
 class WorkerAbout(msgspec.Struct, frozen=True, kw_only=True):
-    """What a worker says of itself."""
+    """The description that a worker stores with its heartbeats."""
 
     host: str
     pid: int
@@ -55,11 +57,28 @@ class WorkerAbout(msgspec.Struct, frozen=True, kw_only=True):
     load: WorkerLoad = _NO_LOAD
 
 
+class WorkerScripts(ScriptCaller):
+    """Scripts of workers, as typed calls."""
+
+    lua = LuaFolder("penstock.runtime")
+
+    async def beat_worker(
+        self, *, workers: str, worker: str, worker_id: str, about: bytes, ttl_ms: int
+    ) -> int:
+        """Record a worker's heartbeat; returns the server's time in ms."""
+        arguments = (worker_id, about, ttl_ms, FORGET_AFTER_MS)
+        return await self.run("beat_worker", (workers, worker), arguments)
+
+    async def remove_worker(self, *, workers: str, worker: str, worker_id: str) -> bool:
+        """Remove a worker's record; False if there was none."""
+        return bool(await self.run("remove_worker", (workers, worker), (worker_id,)))
+
+
 class Heartbeat(Duty):
-    """Beats every `worker.heartbeat_s`; a worker that ends in good order takes its record along.
+    """Beats every `worker.heartbeat_s`; a worker that ends in an orderly way removes its record.
 
     A server at `maxmemory` still takes the beats (the script is flagged `allow-oom`), except Redis
-    before 7, which knows no such flag: there a full server makes every worker look dead, and each
+    before 7, which knows no such flag: there a full server makes every worker appear dead, and each
     worker not ready, until there is room again.
     """
 
@@ -72,9 +91,9 @@ class Heartbeat(Duty):
         host = re.sub(r"[^A-Za-z0-9_.-]", "-", platform.node()) or "localhost"
         self.worker_id = f"{host}-{os.getpid()}-{secrets.token_hex(3)}"
         self.load: Callable[[], WorkerLoad] | None = None
-        """Tells what the worker is doing, if it works for queues."""
+        """What the worker is doing, if it works for queues."""
         self._client, self._readiness = client, readiness
-        self._keys = client.keys.workers()
+        self._keys = WorkersKeys.of(client.keys)
         self._ttl_ms = round(settings.heartbeat_ttl_s * 1000)
         self._host, self._started_ms = host, clock.wall_ms()
 
@@ -94,19 +113,18 @@ class Heartbeat(Duty):
             reasons=[*readiness.reasons, *readiness.notes],
             load=self.load() if self.load is not None else _NO_LOAD,
         )
-        await self._client.scripts.beat(
+        await WorkerScripts.of(self._client).beat_worker(
             workers=self._keys.heartbeats,
             worker=self._keys.info(self.worker_id),
             worker_id=self.worker_id,
             about=msgspec.json.encode(about),
             ttl_ms=self._ttl_ms,
-            forget_ms=FORGET_AFTER_MS,
         )
 
     async def _leave(self) -> None:
         try:
             async with asyncio.timeout(_LEAVE_S):
-                await self._client.scripts.leave(
+                await WorkerScripts.of(self._client).remove_worker(
                     workers=self._keys.heartbeats,
                     worker=self._keys.info(self.worker_id),
                     worker_id=self.worker_id,

@@ -1,4 +1,4 @@
-"""Signs of life from a thread: whatever the event loop of the process is busy with, they go on."""
+"""Heartbeats from a thread, which a blocked event loop of the process does not stop."""
 
 from __future__ import annotations
 
@@ -13,12 +13,11 @@ from typing import Final
 from urllib.parse import quote
 
 from penstock.errors import ServerError
-from penstock.quiet import RateLimitedLog
 from penstock.redis.client import Client
-from penstock.redis.scripts import Scripts
-from penstock.runtime.backoff import retry_delay_s
 from penstock.runtime.service import Service
+from penstock.runtime.waiting import retry_delay_s
 from penstock.settings import Settings
+from penstock.throttled_log import RateLimitedLog
 
 __all__ = ["Beat", "HeartbeatThread"]
 
@@ -34,21 +33,21 @@ _SPREAD: Final = 0.618
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Beat:
-    """One sign of life: what `send` says to the server, at least every `every_s`."""
+    """One heartbeat: `send` is called at least every `every_s`."""
 
     name: str
     every_s: float
-    send: Callable[[Scripts], Awaitable[None]]
+    send: Callable[[Client], Awaitable[None]]
     """Runs in the thread. It may read what the event loop writes, and calls back into the loop
     with `call_soon_threadsafe` only."""
 
 
 class HeartbeatThread(Service):
-    """Gives the signs of life of a worker's queues and topics, all from one thread.
+    """Sends the heartbeats of a worker's queues and topics, all from one thread.
 
     The thread has an event loop and a connection of its own, so a handler that computes for minutes
-    without awaiting anything does not make its process look dead. (One that holds the interpreter's
-    lock for that long does: run it in a process of its own, as `isolate` does for jobs.)
+    without awaiting anything does not make its process appear dead. (One that holds the GIL for
+    that long does: run it in a process of its own, as `isolate` does for jobs.)
     """
 
     def __init__(self, client: Client) -> None:
@@ -56,22 +55,20 @@ class HeartbeatThread(Service):
         self._client = client
         self._lock = threading.Lock()
         self._beats: dict[Beat, asyncio.Task[None] | None] = {}
-        self._tasks: set[asyncio.Task[None]] = set()
-        """Those of the thread, also of beats that were removed and are about to end."""
         self._troubles: dict[Beat, str] = {}
         self._loop: asyncio.AbstractEventLoop | None = None
         """That of the thread, while it takes orders."""
+        self._group: asyncio.TaskGroup | None = None
         self._end: asyncio.Event | None = None
         self._over = False
         self._phase = random.uniform(0, 3_600)  # noqa: S311  so that not all processes beat at once
         self._numbers = itertools.count()
-        self._failure_in_beat: BaseException | None = None
 
     def trouble(self) -> str | None:
         return next(iter(self._troubles.copy().values()), None)
 
     def add(self, beat: Beat) -> None:
-        """Give this sign of life from now on, the first one at once."""
+        """Send this heartbeat from now on, the first one at once."""
         with self._lock:
             self._beats[beat] = None
             if self._loop is not None:
@@ -83,6 +80,10 @@ class HeartbeatThread(Service):
             task = self._beats.pop(beat, None)
             if self._loop is not None and task is not None:
                 self._loop.call_soon_threadsafe(task.cancel)
+
+    def ask_to_stop(self) -> None:
+        super().ask_to_stop()
+        self._ask_thread_to_end()
 
     async def run(self) -> None:
         loop, ended = asyncio.get_running_loop(), asyncio.Event()
@@ -98,12 +99,9 @@ class HeartbeatThread(Service):
 
         thread = threading.Thread(target=live, name="penstock heartbeats", daemon=True)
         thread.start()
-        waits = [asyncio.create_task(one.wait()) for one in (self.stop_asked, ended)]
         try:
-            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+            await ended.wait()
         finally:
-            for wait in waits:
-                wait.cancel()
             self._ask_thread_to_end()
             await ended.wait()
             thread.join()
@@ -116,41 +114,42 @@ class HeartbeatThread(Service):
         own, end = asyncio.get_running_loop(), asyncio.Event()
         client, opening = Client(self._settings()), asyncio.Lock()
         self._connect = lambda: _opened(client, opening)
-        with self._lock:
-            self._loop, self._end = own, end
-            for beat in self._beats:
-                own.call_soon(self._start_beat, beat)
-            over = self._over
         try:
-            if not over:
-                await end.wait()
+            # A beat that fails with anything but the server is a defect: it ends the worker.
+            async with asyncio.TaskGroup() as group:
+                with self._lock:
+                    self._loop, self._end, self._group = own, end, group
+                    for beat in self._beats:
+                        own.call_soon(self._start_beat, beat)
+                    over = self._over
+                try:
+                    if not over:
+                        await end.wait()
+                finally:
+                    with self._lock:
+                        self._loop = None
+                        tasks = list(self._beats.values())
+                    for task in tasks:  # those of removed beats are about to end
+                        if task is not None:
+                            task.cancel()
+        except BaseExceptionGroup as failed:
+            raise failed.exceptions[0] from None
         finally:
-            with self._lock:
-                self._loop = None
-            for task in self._tasks:
-                if not task.cancelling():  # twice would interrupt how it ends
-                    task.cancel()
-            await asyncio.gather(*self._tasks, return_exceptions=True)
             await client.close()
-        if self._failure_in_beat is not None:
-            raise self._failure_in_beat
 
     def _start_beat(self, beat: Beat) -> None:
         with self._lock:
-            if beat not in self._beats or self._loop is None:
-                return
-            task = self._beats[beat] = self._loop.create_task(
-                self._repeat(beat, next(self._numbers)), name=f"beat {beat.name}"
-            )
-        self._tasks.add(task)
-        task.add_done_callback(self._beat_ended)
+            if beat in self._beats and self._loop is not None and self._group is not None:
+                self._beats[beat] = self._group.create_task(
+                    self._repeat(beat, next(self._numbers)), name=f"beat {beat.name}"
+                )
 
     async def _repeat(self, beat: Beat, number: int) -> None:
         failures = 0
         try:
             while True:
                 try:
-                    await beat.send((await self._connect()).scripts)
+                    await beat.send(await self._connect())
                     failures = 0
                     self._troubles.pop(beat, None)
                 except ServerError as error:
@@ -166,14 +165,6 @@ class HeartbeatThread(Service):
                 await asyncio.sleep(min(retry_delay_s(failures), wait_s) if failures else wait_s)
         finally:
             self._troubles.pop(beat, None)
-
-    def _beat_ended(self, task: asyncio.Task[None]) -> None:
-        """A beat that failed with anything but the server is a defect: it ends the worker."""
-        self._tasks.discard(task)
-        if not task.cancelled() and (error := task.exception()) is not None:
-            self._failure_in_beat = error
-            if self._end is not None:
-                self._end.set()
 
     def _until_next(self, every_s: float, number: int) -> float:
         """Seconds until the next beat: a few beats that come as often come together."""

@@ -46,7 +46,7 @@ _FRAME = re.compile(r'[ |+-]*File "')
 _REMOTE = re.compile(r"[ |+-]*[\w.]*Traceback: ")
 
 _IN_MESSAGE = frozenset({"failure"})
-"""Extras whose facts the message has in words: only JSON repeats them."""
+"""Extras that the message has as text: only JSON repeats them."""
 _STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 
 
@@ -159,7 +159,7 @@ class _HumanFormatter(logging.Formatter):
 
 
 class _OwnHandler(logging.StreamHandler[TextIO]):
-    """Told from the handlers of others by its type."""
+    """Its type distinguishes it from other handlers."""
 
 
 def _coloured(stream: TextIO) -> bool:
@@ -212,7 +212,7 @@ def _plain(value: object) -> Any:
     """`value` as JSON has it, safe in every text; what JSON does not know becomes its `str`."""
     try:
         return _plain_part(value, 0)
-    except Exception:  # noqa: BLE001  a broken __str__ must not break whoever logs
+    except Exception:  # noqa: BLE001  a broken __str__ must not break the caller
         return f"<unprintable {type(value).__name__}>"
 
 

@@ -1,4 +1,4 @@
-"""Owning the process: the event loop, the exit code, and an end that comes whatever happens."""
+"""Runs the process: its event loop, its exit code, and a hard end as the last resort."""
 
 from __future__ import annotations
 
@@ -14,11 +14,10 @@ import threading
 import time
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Any, Self, TypeVar
 
-from penstock.runtime.places import place_of_thread
 from penstock.runtime.signals import StopSignals, exit_code_of
+from penstock.runtime.stack_location import place_of_thread
 
 __all__ = ["LastResort", "run_process", "run_to_the_end", "the_last_resort"]
 
@@ -27,8 +26,8 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 CLEAN_UP_S = 0.8
-"""From the end of all patience to the hard end: whoever was cancelled may still say goodbye to the
-server, and a stop still ends within a second after the grace period."""
+"""From the end of the grace period to the hard end: cancelled tasks may still clean up on the
+server, and a stop ends within a second after the grace period."""
 
 _KEYBOARD_INTERRUPT = exit_code_of(2)
 
@@ -57,9 +56,9 @@ _CALLED_OFF = _Order(math.inf, 0)
 class LastResort:
     """Ends the process hard when an orderly end does not come in time.
 
-    A task that swallows its cancellation, a handler that never yields, a thread that nobody can
-    stop: each of them can keep a Python process from ending. To lose it is safe, since what it had
-    accepted is taken over by others as after `kill -9`; to wait for it is not.
+    A task that swallows its cancellation, a handler that never yields, a thread that cannot
+    be stopped: each can keep a Python process from ending. To lose it is safe, since other workers
+    take over what it had accepted, as after `kill -9`; to wait for it is not.
     """
 
     def __init__(self) -> None:
@@ -80,12 +79,7 @@ class LastResort:
         self._thread.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._orders.put(None)
         self._thread.join()
 
@@ -138,7 +132,7 @@ def run_to_the_end(runner: asyncio.Runner, main: Coroutine[Any, Any, T]) -> T:
 
     asyncio stops the whole loop where a task raises `SystemExit`, as one does that a handler has
     started (`gather`, `wait_for`) and that calls `sys.exit()`. The handler gets the error where it
-    awaits that task, so the loop goes on: it is one failure of many jobs. The same goes for
+    awaits that task, so the loop continues: it is one failure of many jobs. The same applies to
     `KeyboardInterrupt`, unless it is Ctrl-C.
     """
     task = runner.get_loop().create_task(main)
@@ -153,7 +147,7 @@ def run_to_the_end(runner: asyncio.Runner, main: Coroutine[Any, Any, T]) -> T:
             is_ctrl_c = isinstance(error, KeyboardInterrupt) and not StopSignals.installed()
             if task.done() or is_ctrl_c:
                 raise
-            logger.exception("an exit in a task or callback; the others go on")
+            logger.exception("an exit in a task or callback; others continue")
 
 
 def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:

@@ -6,17 +6,20 @@ import asyncio
 import logging
 import time
 from abc import ABC, abstractmethod
-from types import TracebackType
-from typing import Final, Self, cast
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final, Self, cast
 
 from penstock.clock import SYSTEM_CLOCK
 from penstock.errors import ConfigError, NotOpen
-from penstock.quiet import RateLimitedLog
-from penstock.runtime.backoff import retry_delay_s
 from penstock.runtime.logs import cleaned
-from penstock.runtime.waiting import happens_within
+from penstock.runtime.progress import WatchedBlock
+from penstock.runtime.waiting import happens_within, retry_delay_s
+from penstock.throttled_log import RateLimitedLog
 
-__all__ = ["Service"]
+if TYPE_CHECKING:
+    from penstock.runtime.watchdog import Watchdog
+
+__all__ = ["READY", "Readiness", "Service"]
 
 logger = logging.getLogger(__name__)
 quiet = RateLimitedLog(logger)
@@ -26,34 +29,60 @@ STEADY_S: Final = 10.0
 back-off, so that one that fails at every start is never reported ready in between."""
 
 
+@dataclass(frozen=True, slots=True)
+class Readiness:
+    """Ready, or not for the `reasons` given. True in a condition if ready."""
+
+    reasons: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+    """What makes the worker slower than it could be, although it does its work."""
+
+    @property
+    def ready(self) -> bool:
+        return not self.reasons
+
+    def __bool__(self) -> bool:
+        return self.ready
+
+    def __str__(self) -> str:
+        if self.reasons:
+            return "not ready: " + "; ".join(self.reasons)
+        return f"ready ({'; '.join(self.notes)})" if self.notes else "ready"
+
+
+READY = Readiness()
+
+
 class Service(ABC):
     """Something that runs until it is asked to stop. Subclasses write `run()`.
 
-    The contract, which `penstock.testing.lifecycle.check_lifecycle` proves for any service:
+    The contract, which `tests/kit/lifecycle.py` checks for every service:
 
     - `start()` runs the body in a task of the service's own; starting what already runs changes
       nothing. `serve()` runs it in the caller's task: so a parent (a `TaskGroup`) holds it.
     - `ask_to_stop()` only asks. `stop()` asks and waits for the end. Both may come twice, at the
       same time, or before any start; a stop that is itself cancelled only stops waiting.
     - A stopped service stays stopped: starting it raises `NotOpen`.
-    - A failure of the body reaches whoever waits: it is raised by `serve()`, `wait()` and `stop()`,
-      every time. After `start()`, when perhaps nobody waits, it is logged as well.
+    - A failure of the body is raised by `serve()`, `wait()` and `stop()`, every time. After
+      `start()`, when perhaps no caller waits, it is logged as well.
     - A `restartable` service runs its body again after a failure, with back-off, until it is asked
-      to stop; meanwhile `failing` says why. Only wrong configuration (`ConfigError`) and a closed
-      client (`NotOpen`), which no repetition mends, are failures of the service itself.
-    - A cancellation passes through. A body that ends as cancelled although nobody cancelled it (it
+      to stop; meanwhile `failing` is the reason. Only wrong configuration (`ConfigError`) and a
+      closed client (`NotOpen`), which no repetition mends, are failures of the service itself.
+    - A cancellation passes through. A body that ends as cancelled without having been cancelled (it
       awaited something that was) has failed: a task group would take that for an orderly end, and
-      the worker would live on without the service.
+      the worker would continue without the service.
     - `async with service:` starts it and stops it; if the block is cancelled while it waits for
       that stop, the body is cancelled too, so that nothing is left behind. When the block fails,
       its exception wins; the service's is in the log.
 
-    The body looks at `stopping`, or waits for `stop_asked`, and returns soon after; it may finish
-    what it has begun. Whoever cannot wait that long cancels it.
+    The body checks `stopping`, or waits for `stop_asked`, and returns soon after; it may finish
+    what it has begun. A caller that cannot wait that long cancels it.
     """
 
     restartable: bool = False
     """Whether the body can be run again after it has failed, and is."""
+    watchdog: Watchdog | None = None
+    """That of the worker, which sets it on its work; None outside a worker."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -79,6 +108,10 @@ class Service(ABC):
     def limitation(self) -> str | None:
         """What slows the service down although it works; None if nothing does. As `trouble`."""
         return None
+
+    def watched(self, name: str) -> WatchedBlock:
+        """Put a read loop of the body under watch, within `async with`; see `WatchedBlock`."""
+        return WatchedBlock(name, self.watchdog, self.stop_asked)
 
     @property
     def failing(self) -> str | None:
@@ -141,12 +174,7 @@ class Service(ABC):
         await self.start()
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
         try:
             await self.stop()
         except asyncio.CancelledError:
@@ -159,7 +187,7 @@ class Service(ABC):
                 raise
 
     def _begin(self) -> bool:
-        """Whether the caller is the one to run the body; False if somebody already does."""
+        """Whether the caller is the one to run the body; False if it runs already."""
         if self._ended.is_set() or (self.stopping and not self._begun):
             raise NotOpen(f"service {self.name!r} was stopped and cannot be started again")
         first, self._begun = not self._begun, True
@@ -175,7 +203,7 @@ class Service(ABC):
                 if task is not None and task.cancelling():
                     raise
                 failure: BaseException = RuntimeError(
-                    f"service {self.name!r} ended as cancelled, but nobody cancelled it"
+                    f"service {self.name!r} ended as cancelled, but was not cancelled"
                 )
                 failure.__cause__ = error
             except BaseException as error:  # noqa: BLE001  raised below, unless it is started again
@@ -197,7 +225,7 @@ class Service(ABC):
         self._ran_at = time.monotonic() + wait_s
         quiet.error(
             f"{self.name} {type(cause).__name__}",
-            "%s failed and is started again in %.1f s; other services go on",
+            "%s failed and is started again in %.1f s; other services continue",
             self.name,
             wait_s,
             exc_info=failure,

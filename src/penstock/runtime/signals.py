@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 import threading
 from collections.abc import Callable
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import Any, ClassVar, Self
 
 __all__ = ["STOP_SIGNALS", "StopSignals", "exit_code_of"]
@@ -23,8 +23,8 @@ class StopSignals:
     """Within `with`, SIGTERM and SIGINT call `on_signal(number, count)`; then all is as before.
 
     `count` is 1 for the first signal. The call comes in the main thread between two bytecodes, so
-    it also comes while a handler computes and the event loop stands still (the loop's own signal
-    handlers would not); it may do no more than hand on the news. Outside the main thread, where
+    it also comes while a handler blocks the event loop (the loop's own signal handlers would not);
+    it may do no more than pass the signal on. Outside the main thread, where
     Python allows no handlers, nothing is installed; a handler that is not Python's is left alone,
     because it could not be put back.
     """
@@ -46,12 +46,7 @@ class StopSignals:
             StopSignals._installed += signal.SIGINT in self._previous
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         for number, previous in self._previous.items():
             signal.signal(number, previous)
         StopSignals._installed -= signal.SIGINT in self._previous
@@ -59,7 +54,7 @@ class StopSignals:
 
     @classmethod
     def installed(cls) -> bool:
-        """Whether Ctrl-C comes here: then a KeyboardInterrupt was raised by somebody's code."""
+        """Whether Ctrl-C comes here: then a KeyboardInterrupt was raised by other code."""
         return cls._installed > 0
 
     def _received(self, number: int, _frame: FrameType | None) -> None:

@@ -1,16 +1,15 @@
-"""Proves that the worker consumes: a loop that hangs makes it not ready and is begun anew."""
+"""Notices read loops that hang: the worker is not ready, and the loop is restarted."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 from penstock.clock import SYSTEM_CLOCK, Clock
-from penstock.runtime.loop import STUCK_AFTER_POLLS, Body, WatchedLoop
-from penstock.runtime.progress import Progress
-from penstock.runtime.pulse import Pulse
-from penstock.runtime.readiness import Readiness
-from penstock.runtime.service import Service
+from penstock.runtime.event_loop_monitor import EventLoopMonitor
+from penstock.runtime.progress import LoopProgress, WatchedBlock
+from penstock.runtime.service import Readiness, Service
 from penstock.runtime.waiting import happens_within
+from penstock.runtime.watched_loop import STUCK_AFTER_POLLS, Body, WatchedLoop
 
 __all__ = ["Watchdog"]
 
@@ -27,13 +26,11 @@ MAX_DOUBLINGS = 5
 class _Watch:
     """What was last seen of one loop."""
 
-    loop: WatchedLoop
-    progress: Progress
+    loop: WatchedLoop | WatchedBlock
+    progress: LoopProgress
     quiet_since: float
     beats: int = 0
     cut_at: float | None = None
-    fruitless: int = 0
-    """Restarts since the last beat."""
 
 
 class Watchdog(Service):
@@ -42,29 +39,39 @@ class Watchdog(Service):
         watchdog = Watchdog(poll_s=1.0)
         orders = watchdog.loop("orders", consume)      # a service; run it where the work runs
 
+    A service that reads within its own task groups uses `Service.watched` instead.
+
     - A loop that has not beaten for two polls is not ready (`readiness()`, within those two polls)
-      and its life is cancelled and begun anew. If new lives do not beat either (the server is
-      stalled), the patience doubles each time, so that the cure does not become the illness.
+      and is cancelled and restarted. If it is silent again (the server is stalled), the patience
+      doubles each time, so that the cure does not become the illness.
     - Silence does not count while the loop is `waiting`, between two tries of a refused server,
       once it was asked to stop, nor for as long as the whole event loop was blocked.
-    - A life that outlives its cancellation is not replaced: see `WatchedLoop`.
-    - A blocked event loop is seen by a thread: see `Pulse`, reachable as `pulse`.
+    - A loop that ignores its cancellation is not replaced: see `WatchedLoop`. If it is a block of
+      another service, which then cannot end, the watchdog fails and so ends the worker.
+    - A blocked event loop is seen by a thread: see `EventLoopMonitor`, reachable as `monitor`.
     """
 
     def __init__(self, *, poll_s: float, clock: Clock = SYSTEM_CLOCK) -> None:
         super().__init__("watchdog")
         self.poll_s = poll_s
-        self.pulse = Pulse(poll_s)
+        self.monitor = EventLoopMonitor(poll_s)
         self._clock = clock
         self._check_every_s = poll_s / CHECKS_PER_POLL
         self._checked_at: float | None = None
         self._watches: list[_Watch] = []
+        self._fruitless: dict[str, int] = {}
+        """Restarts since the last beat, by the loop's name."""
 
     def loop(self, name: str, body: Body) -> WatchedLoop:
         """A new loop under watch until it has ended; the caller runs it."""
         loop = WatchedLoop(name, body, poll_s=self.poll_s, clock=self._clock)
         self._watches.append(_Watch(loop, loop.progress, self._clock.monotonic()))
         return loop
+
+    def add(self, block: WatchedBlock) -> None:
+        """Watch a block until it has ended."""
+        block.restarts = self._fruitless.get(block.name, 0)
+        self._watches.append(_Watch(block, block.progress, self._clock.monotonic()))
 
     @property
     def stuck(self) -> tuple[str, ...]:
@@ -74,18 +81,19 @@ class Watchdog(Service):
     def readiness(self) -> Readiness:
         """Whether every loop works and the event loop runs. Cheap; safe from any thread."""
         reasons = [trouble for watch in list(self._watches) if (trouble := watch.loop.trouble())]
-        if blocked_s := self.pulse.blocked_s:
+        if blocked_s := self.monitor.blocked_s:
             reasons.append(f"event loop blocked for {blocked_s:.1f} s")
         return Readiness(tuple(reasons))
 
     async def run(self) -> None:
-        async with self.pulse:
+        async with self.monitor:
             while not self.stopping:
                 self.check()
+                self._fail_if_stuck()
                 await happens_within(self.stop_asked, self._check_every_s, self._clock)
 
     def check(self) -> None:
-        """Look at every loop once and do what is needed."""
+        """Check every loop once and act on the silent ones."""
         now = self._clock.monotonic()
         expected = now if self._checked_at is None else self._checked_at + self._check_every_s
         late_s = now - expected
@@ -104,7 +112,8 @@ class Watchdog(Service):
             watch.progress, watch.beats, watch.cut_at = progress, 0, None
             watch.quiet_since = now
         if progress.beats != watch.beats:
-            watch.beats, watch.quiet_since, watch.fruitless = progress.beats, now, 0
+            watch.beats, watch.quiet_since = progress.beats, now
+            self._fruitless.pop(watch.loop.name, None)
         elif progress.excuse is not None or not watch.loop.alive:
             watch.quiet_since = now
 
@@ -123,8 +132,13 @@ class Watchdog(Service):
             if now - watch.cut_at >= STUCK_AFTER_POLLS * self.poll_s:
                 watch.loop.give_up()
             return
-        quiet_s = now - watch.quiet_since
-        patience_s = RESTART_AFTER_POLLS * self.poll_s * 2 ** min(watch.fruitless, MAX_DOUBLINGS)
+        quiet_s, fruitless = now - watch.quiet_since, self._fruitless.get(watch.loop.name, 0)
+        patience_s = RESTART_AFTER_POLLS * self.poll_s * 2 ** min(fruitless, MAX_DOUBLINGS)
         if quiet_s >= patience_s and watch.loop.restart(f"silent for {quiet_s:.1f} s"):
             watch.cut_at = now
-            watch.fruitless += 1
+            self._fruitless[watch.loop.name] = fruitless + 1
+
+    def _fail_if_stuck(self) -> None:
+        for watch in self._watches:
+            if watch.loop.stuck and isinstance(watch.loop, WatchedBlock):
+                raise RuntimeError(f"loop {watch.loop.name!r} ignores its cancellation")

@@ -12,8 +12,7 @@ from functools import partial
 from penstock.clock import SYSTEM_CLOCK, Clock
 from penstock.errors import NotOpen
 from penstock.runtime.process import CLEAN_UP_S, LastResort, run_process, the_last_resort
-from penstock.runtime.readiness import Readiness
-from penstock.runtime.service import Service
+from penstock.runtime.service import Readiness, Service
 from penstock.runtime.signals import StopSignals, exit_code_of
 from penstock.runtime.waiting import happens_within
 from penstock.runtime.watchdog import Watchdog
@@ -25,7 +24,7 @@ logger = logging.getLogger(__name__)
 
 
 class Worker:
-    """Runs services until it is asked to stop, or until all its work has ended by itself.
+    """Runs services until it is asked to stop, or until all its work has ended.
 
         watchdog = Watchdog(poll_s=1.0)
         worker = Worker(
@@ -41,7 +40,7 @@ class Worker:
       SIGINT: the work may finish what it has begun for `grace_s`; what is left then is cancelled. A
       second signal cancels at once. Signals are left alone outside the main thread.
     - A service that restarts (consumers of queues and topics, schedules, closing of windows) and
-      fails is started again with back-off. Until then the worker is not ready; the others go on.
+      fails is started again with back-off. Until then the worker is not ready; others continue.
     - Any other work service that fails lets the others drain, then the worker fails. Such a support
       service cuts the work: without it nothing may rely on its leases any more.
     - Without any work (nothing is registered yet) it waits to be stopped.
@@ -65,6 +64,8 @@ class Worker:
         self.failures: list[Exception] = []
         """What services failed with; each is in the log as well."""
         self._work, self._support = tuple(work), (self.watchdog, *support)
+        for service in self._work:
+            service.watchdog = self.watchdog
         self._grace_s, self._clock = settings.grace_s, clock
         self._stop_asked = asyncio.Event()
         self._work_ended = asyncio.Event()
@@ -162,8 +163,8 @@ class Worker:
                 finally:
                     self._hurry(CLEAN_UP_S, exit_code=1)
                     # Only now: leases stay fresh until the work has ended. A second cancellation
-                    # would cut a helper's cleaning up; but what looks like the first may be a
-                    # timeout of its own, which ends nothing, so it is asked as well.
+                    # would cut a helper's clean-up; but a first one may be a timeout of its own,
+                    # which ends nothing, so it is asked to stop as well.
                     for service, helper in zip(self._support, helpers, strict=True):
                         service.ask_to_stop()
                         if not helper.cancelling():
@@ -210,7 +211,7 @@ class Worker:
             task.cancel()
 
     def _on_signal(self, number: int, count: int) -> None:
-        """Called within a signal handler, perhaps while the event loop stands still."""
+        """Called within a signal handler, perhaps while the event loop is blocked."""
         if self._loop is None:
             return
         if count == 1:

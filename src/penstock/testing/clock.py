@@ -16,7 +16,7 @@ SETTLE_TURNS = 40
 
 
 class ManualClock:
-    """Stands still until it is advanced.
+    """A clock that moves only when it is advanced.
 
         clock = ManualClock()
         duty = Duty("sweep", sweep, every_s=60, clock=clock)

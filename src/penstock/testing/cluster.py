@@ -13,10 +13,9 @@ from dataclasses import dataclass
 
 import hiredis
 
-from penstock.redis.keys import SLOTS
+from penstock.redis.keys.hash_slot import SLOTS
 from penstock.testing.binaries import Binary
-from penstock.testing.servers import ServerProcess, wait_until
-from penstock.testing.startable import Startable
+from penstock.testing.servers import ServerProcess, Startable, wait_until
 
 __all__ = ["ClusterProcess"]
 

@@ -18,10 +18,10 @@ from pathlib import Path
 from typing import Any, Literal, Protocol, get_args
 
 from penstock.app import Penstock
-from penstock.portal import application_of
-from penstock.queues.performer import Performer
 from penstock.queues.queue import Queue
+from penstock.queues.worker.performer import Performer
 from penstock.runtime.process import run_process
+from penstock.sync.portal import application_of
 
 __all__ = ["Moment", "kill_worker"]
 
@@ -49,7 +49,7 @@ async def kill_worker(
 
     `target` names the application as `penstock worker` does, MODULE:NAME, or FILE.py:NAME. `task`
     is one of its tasks, or a queue whose raw jobs it handles. With `when="returned"` the function
-    has done its work and nobody has been told; with "begun" it has not done anything yet. The
+    has done its work and has not acknowledged it; with "begun" it has not done anything yet. The
     process finds the server, the namespace and the settings of queues of `app` in its environment.
 
     Returns when the process is dead. AssertionError if it ends in another way, or not in time.
@@ -65,7 +65,7 @@ async def kill_worker(
     )
     try:
         async with asyncio.timeout(timeout_s):
-            said, _ = await child.communicate()
+            output, _ = await child.communicate()
     except TimeoutError:
         raise AssertionError(f"no job of {name!r} has {when} within {timeout_s:g} s") from None
     finally:
@@ -74,7 +74,7 @@ async def kill_worker(
             await child.wait()
     if child.returncode != -signal.SIGKILL:
         raise AssertionError(
-            f"the worker ended with {child.returncode} instead of being killed:\n{said.decode()}"
+            f"the worker ended with {child.returncode} instead of being killed:\n{output.decode()}"
         )
 
 

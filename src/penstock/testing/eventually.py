@@ -1,4 +1,4 @@
-"""Wait for what becomes true by itself. The one place around the tests that may sleep."""
+"""Wait until a condition is true. The only place of the kit that may sleep."""
 
 from __future__ import annotations
 
@@ -11,18 +11,21 @@ from typing import Any
 __all__ = ["eventually"]
 
 EVERY_S = 0.005
+WITHIN_S = 10.0
+"""How long a call waits that does not say; a suite for slow machines may set it."""
 
 
 async def eventually(
-    condition: Callable[[], object], within_s: float = 10.0, *, what: str = ""
+    condition: Callable[[], object], within_s: float | None = None, *, what: str = ""
 ) -> Any:
     """Ask `condition`, a plain or an async function, until it answers with something true.
 
-    Returns that answer. After `within_s` seconds it fails with an `AssertionError` that names the
-    condition (or `what`) and its last answer.
+    Returns that answer. After `within_s` seconds (10 by default) it fails with an `AssertionError`
+    that names the condition (or `what`) and its last answer.
 
         await eventually(lambda: len(handled) == 3)
     """
+    within_s = WITHIN_S if within_s is None else within_s
     deadline = time.monotonic() + within_s
     shown = "it has not answered"
     while True:

@@ -174,7 +174,7 @@ class Link:
     async def wait_ended(self) -> None:
         """Return when all is closed, which a silent peer cannot hold up for long.
 
-        For links whose task is done: only then nobody else uses the client's socket.
+        For links whose task is done: only then the client's socket is free.
         """
         for writer in self._writers:
             with contextlib.suppress(OSError):
@@ -265,7 +265,7 @@ class Link:
         return b"".join(passing), False
 
     def _answers(self) -> list[bytes]:
-        """Take the answers whose turn it is; a reply that is to be swallowed comes by itself."""
+        """Replies that may be sent now; one that is to be swallowed comes alone."""
         answers: list[bytes] = []
         while self._owed and (rule := self._owed[0]) and rule.kind is RuleKind.ANSWER:
             self._owed.popleft()

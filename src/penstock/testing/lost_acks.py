@@ -6,7 +6,7 @@ from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from typing import Literal
 
-from penstock.redis.script import load_script
+from penstock.queues.storage.scripts import QUEUE_LUA
 from penstock.testing.link import Rule, RuleKind
 from penstock.testing.proxy import FaultProxy
 
@@ -44,7 +44,7 @@ class _AckRule(Rule):
 
     def __init__(self, kind: RuleKind, times: int) -> None:
         super().__init__("*", kind, times)
-        claiming, finishing = load_script("claim_jobs"), load_script("finish_jobs")
+        claiming, finishing = QUEUE_LUA.load("claim_jobs"), QUEUE_LUA.load("finish_jobs")
         self._claiming = {
             one.encode() for one in (claiming.digest, claiming.plain_digest, claiming.text)
         }

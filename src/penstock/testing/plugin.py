@@ -20,7 +20,7 @@ from pathlib import Path
 import pytest
 
 from penstock.errors import BinaryMissing, EmbeddedError, StartFailed
-from penstock.redis.embedded import Embedded
+from penstock.redis.embedded.server import Embedded
 from penstock.settings import EmbeddedSettings
 from penstock.testing.binaries import SERVER_NAMES, Binary, find_binary
 from penstock.testing.cluster import ClusterProcess
@@ -52,10 +52,10 @@ _own_home = pytest.StashKey[str]()
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Keep the tests away from the data of whoever runs them, unless they were told where to go."""
+    """Use a temporary data directory and server, unless the environment names others."""
     if not os.environ.get(_HOME) and not os.environ.get("PENSTOCK_URL"):
         # The processes of a parallel run inherit it, so that there is one server for the run.
-        # Whoever needs a server makes the folder; most runs need none.
+        # The folder is created with the first server; most runs need none.
         home = Path(tempfile.gettempdir()) / f"penstock-run-{uuid.uuid4().hex[:12]}"
         os.environ[_HOME] = config.stash[_own_home] = str(home)
 

@@ -14,7 +14,7 @@ __all__ = ["all_gone", "frozen", "is_alive", "processes_in"]
 
 
 def is_alive(pid: int) -> bool:
-    """Whether a process runs. A dead one that nobody has waited for is dead all the same."""
+    """Whether a process runs; False for a zombie."""
     try:
         state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except OSError:
@@ -35,7 +35,7 @@ def processes_in(folder: Path, program: str = "") -> set[int]:
             place = str((entry / "cwd").readlink()).removesuffix(" (deleted)")
             name = (entry / "exe").readlink().name
         except OSError:
-            continue  # it is gone, or not ours to look at
+            continue  # it has ended, or belongs to another user
         if place == str(folder.resolve()) and name.startswith(program):
             found.add(int(entry.name))
     return found

@@ -6,7 +6,7 @@
         proxy.swallow("XADD")                    # the server does it, the client never hears of it
         proxy.answer("SET", REFUSALS["OOM"])     # the server never hears of it
         proxy.cut(reset=True)
-        proxy.cut(reset=True, side="client")     # the server goes on as if nothing had happened
+        proxy.cut(reset=True, side="client")     # the server sees nothing of it
         proxy.drop(way="to_client")              # replies vanish, the connection stays
         proxy.heal()
 
@@ -30,8 +30,7 @@ from typing import Any, TypeVar
 
 from penstock.testing.link import Lane, Link, Rule, RuleKind, Side, Way, reset_on_close
 from penstock.testing.resp import Address
-from penstock.testing.servers import free_port, short_folder
-from penstock.testing.startable import Startable
+from penstock.testing.servers import Startable, free_port, short_folder
 
 __all__ = ["FaultProxy"]
 
@@ -41,7 +40,7 @@ T = TypeVar("T")
 
 
 class FaultProxy(Startable):
-    """Stands between clients and `upstream`; passes everything on until a switch says otherwise.
+    """Between clients and `upstream`; forwards everything unless a switch is set.
 
     Listens on a port of 127.0.0.1, or with `unix` on a socket of its own; with `tls` it speaks TLS
     to clients. It reads the protocol only where a rule needs it: whatever is not RESP passes as is.
@@ -135,7 +134,7 @@ class FaultProxy(Startable):
         self._refusing = True
 
     def stop_listening(self) -> None:
-        """Let the system refuse new connections: ECONNREFUSED, which nobody can count."""
+        """Let the system refuse new connections: ECONNREFUSED, which is not counted."""
         self._on_loop(self._stop_listening())
 
     def cut(
@@ -206,7 +205,7 @@ class FaultProxy(Startable):
         return asyncio.run_coroutine_threadsafe(work, self._loop).result(_CALL_TIMEOUT_S)
 
     # Not asyncio's own server: it loses connections that are half accepted when it closes, and
-    # does not tell of those that fail their TLS handshake.
+    # does not report those that fail their TLS handshake.
     async def _listen(self) -> None:
         if self._listener is not None:
             return

@@ -1,4 +1,4 @@
-"""What stands in a queue right now, read with plain commands. For tests: it reads everything."""
+"""Contents of a queue, read with plain commands. For tests: it reads everything."""
 
 from __future__ import annotations
 
@@ -7,10 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from penstock.app import Penstock
-from penstock.queues.schedule import Schedule
+from penstock.queues.schedules.schedule import Schedule
+from penstock.queues.storage.keys import PRIORITIES, QueueKeyring, QueuesKeys
 from penstock.redis.client import Client
-from penstock.redis.keys import QueueKeyring
-from penstock.redis.keys.queues import PRIORITIES
 
 __all__ = ["NO_TIME", "Standing", "Stored", "known_queues", "standing_of", "stored_in"]
 
@@ -60,8 +59,8 @@ class Standing:
         return not (self.waiting or self.running or self.due)
 
     def __str__(self) -> str:
-        words = f"{self.waiting} waiting, {self.running} running, {self.due} due"
-        return f"queue {self.queue!r}: {words}{', paused' if self.paused else ''}"
+        counts = f"{self.waiting} waiting, {self.running} running, {self.due} due"
+        return f"queue {self.queue!r}: {counts}{', paused' if self.paused else ''}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +77,7 @@ class Stored:
 
 async def known_queues(app: Penstock) -> list[str]:
     """Names of all queues: of this program, and those that others have declared."""
-    names = await app.redis.call("SMEMBERS", app.redis.keys.queues().registry)
+    names = await app.redis.call("SMEMBERS", QueuesKeys.of(app.redis.keys).registry)
     return sorted({*app.registry.queues, *(name.decode() for name in names)})
 
 

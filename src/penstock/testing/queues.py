@@ -1,8 +1,8 @@
-"""Test code that queues work: run it, look at what was queued, and let the worst happen.
+"""Test code that queues work: run it, inspect what was queued, and inject faults.
 
     async def test_a_crash_after_the_charge_charges_once(app):
         await charge.send(7)
-        await kill_worker(app, "shop:app", charge)                # done, but nobody was told
+        await kill_worker(app, "shop:app", charge)                # done, but not acknowledged
         await clock.advance(app, app.settings.queues.silence_s)   # the worker counts as dead
         await run_until_idle(app)
         assert charges() == [7]
@@ -23,11 +23,11 @@ import msgspec
 
 from penstock.app import Penstock
 from penstock.errors import ServerError
-from penstock.queues.consumer import QueueConsumer
-from penstock.queues.items import read_item
 from penstock.queues.queue import Queue
-from penstock.queues.tasks import Task
-from penstock.redis.keys import QueueKeyring
+from penstock.queues.storage.keys import QueueKeyring
+from penstock.queues.storage.stored_job import read_item
+from penstock.queues.task import Task
+from penstock.queues.worker.consumer import QueueConsumer
 from penstock.redis.keys.names import decode_id
 from penstock.testing.dying_worker import kill_worker
 from penstock.testing.lost_acks import lose_ack
@@ -73,11 +73,7 @@ async def run_until_idle(app: Penstock, timeout_s: float = 10.0, *, window_s: fl
 
     AssertionError after `timeout_s`, saying what is left; if the worker fails, its error.
     """
-    queues = [
-        name
-        for name, queue in app.registry.queues.items()
-        if queue.tasks or queue.raw_handler is not None
-    ]
+    queues = [name for name, queue in app.registry.queues.items() if queue.has_handlers]
     before = [await standing_of(app, queue) for queue in queues]
     worker = app.worker(queues=queues)
     running = asyncio.create_task(worker.run(), name="worker of the test")
@@ -110,7 +106,7 @@ async def _idle(
     deadline, last = time.monotonic() + timeout_s, list[Standing]()
     while True:
         now = await _look(app, queues, window_s, deadline)
-        # Twice the same: a job may send another to a queue that was looked at before.
+        # Twice the same: a job may send another to a queue that was read before.
         # What is over the limits of tasks is not due at the moment, and yet to be run.
         aside = any(consumer.has_aside for consumer in consumers)
         if all(one.idle for one in now) and now == last and not aside:
@@ -162,7 +158,7 @@ async def enqueued(app: Penstock, what: Task[..., Any] | Queue | str) -> list[En
     """List the jobs that wait: those of a task, or all of a queue, which may be named.
 
     Lane by lane from the front, then those not yet due. Arguments are as JSON has them: a model is
-    a dict, a tuple a list. Jobs that a worker has in hand are not listed.
+    a dict, a tuple a list. Claimed jobs are not listed.
     """
     queue = (
         what if isinstance(what, str) else what.queue.name if isinstance(what, Task) else what.name

@@ -5,8 +5,7 @@ from __future__ import annotations
 import hiredis
 
 from penstock.testing.binaries import Binary
-from penstock.testing.servers import ServerProcess, wait_until
-from penstock.testing.startable import Startable
+from penstock.testing.servers import ServerProcess, Startable, wait_until
 
 __all__ = ["SentinelProcess", "SentinelSetup"]
 
@@ -88,7 +87,7 @@ class SentinelSetup(Startable):
 
     @property
     def primary(self) -> ServerProcess:
-        """The running primary that all sentinels name; waits while there is none."""
+        """The running primary that all sentinels name; waits for it."""
         return wait_until(
             self._agreed_primary, what="the sentinels to agree", timeout_s=_READY_TIMEOUT_S
         )

@@ -8,9 +8,9 @@ from typing import cast
 import msgspec
 
 from penstock.app import Penstock
-from penstock.queues.items import read_item, write_item
+from penstock.queues.storage.keys import QueueKeyring
+from penstock.queues.storage.stored_job import read_item, write_item
 from penstock.redis.client import Client
-from penstock.redis.keys import QueueKeyring
 from penstock.redis.node import Role
 from penstock.testing.queue_contents import NO_TIME, known_queues, stored_in
 

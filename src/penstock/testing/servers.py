@@ -23,20 +23,24 @@ import sys
 import tempfile
 import time
 import warnings
-from collections.abc import Callable
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 import hiredis
 
 from penstock.errors import StartFailed
 from penstock.testing.binaries import Binary, find_binary
 from penstock.testing.resp import RespClient
-from penstock.testing.startable import Startable
 
 __all__ = [
     "BUS_OFFSET",
+    "LOG_SHOWN",
+    "STOP_TIMEOUT_S",
+    "LocalServer",
     "ServerProcess",
+    "Startable",
     "die_with_parent",
     "free_port",
     "short_folder",
@@ -47,9 +51,8 @@ BUS_OFFSET = 10_000
 """A cluster node talks to the others on its port plus this much."""
 
 _POLL_S = 0.003
-_START_TIMEOUT_S = 20.0
-_STOP_TIMEOUT_S = 5.0
-_LOG_SHOWN = 3_000
+STOP_TIMEOUT_S = 5.0
+LOG_SHOWN = 3_000
 _LONGEST_FOLDER = 60  # a unix socket's path may have 103 bytes on macOS, 107 on Linux
 _PR_SET_PDEATHSIG = 1
 _LOWEST_PORT = 10_000
@@ -59,7 +62,110 @@ _PORT_SHARES = 16
 T = TypeVar("T")
 
 
-class ServerProcess(Startable):
+class Startable(ABC):
+    """Started on entry and closed on exit, and also if the start itself fails halfway."""
+
+    @abstractmethod
+    def start(self) -> None: ...
+
+    @abstractmethod
+    def close(self) -> None: ...
+
+    def __enter__(self) -> Self:
+        try:
+            self.start()
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class LocalServer(Startable):
+    """A server process with a folder and a port of its own."""
+
+    stop_signal = signal.SIGTERM
+    start_timeout_s = 20.0
+
+    def __init__(self, port: int) -> None:
+        self.port = port
+        self.folder = short_folder()
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def address(self) -> tuple[str, int]:
+        """Host and port."""
+        return ("127.0.0.1", self.port)
+
+    @property
+    def is_running(self) -> bool:
+        """Whether the process lives, frozen or not."""
+        return self._process is not None and self._process.poll() is None
+
+    def stop(self) -> None:
+        """Stop it despite connected clients; kill it if it does not end. Keeps the data."""
+        if self._process is not None and self.is_running:
+            self.resume()
+            self._process.send_signal(self.stop_signal)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(STOP_TIMEOUT_S)
+        self.kill()
+
+    def kill(self) -> None:
+        """End it as `kill -9` does. Keeps the data."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+
+    def pause(self) -> None:
+        """Freeze the process: its connections stay open."""
+        if self._process is not None:
+            self._process.send_signal(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        """Let a frozen server continue."""
+        if self._process is not None:
+            self._process.send_signal(signal.SIGCONT)
+
+    def log_tail(self) -> str:
+        """Return the end of what the server wrote to its log."""
+        return (self.folder / "log").read_text(errors="replace")[-LOG_SHOWN:]
+
+    def _launch(
+        self, command: Sequence[str | Path], cwd: Path | None = None, user: int | None = None
+    ) -> None:
+        with (self.folder / "log").open("ab") as log, warnings.catch_warnings():
+            # Python 3.12+ warns of forking beside threads; the child only calls prctl and exec.
+            warnings.simplefilter("ignore", DeprecationWarning)
+            self._process = subprocess.Popen(  # noqa: S603
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                preexec_fn=die_with_parent(),  # noqa: PLW1509  an aborted run leaves no server behind
+                cwd=cwd,
+                user=user,
+                group=user,
+                extra_groups=None if user is None else [],
+            )
+
+    def _wait_for(self, is_ready: Callable[[], bool]) -> None:
+        try:
+            wait_until(
+                lambda: not self.is_running or is_ready(),
+                what=f"a ready {self}",
+                timeout_s=self.start_timeout_s,
+                every_s=_POLL_S,
+            )
+        except TimeoutError as error:
+            raise StartFailed(f"{error}; its log:\n{self.log_tail()}") from None
+        if not self.is_running:
+            raise StartFailed(f"{self} ended at once; its log:\n{self.log_tail()}")
+
+
+class ServerProcess(LocalServer):
     """One server with a folder, a unix socket and (unless `tcp` is off) a port of its own.
 
     It writes an append-only file, so a restart finds the data (after a power cut it would not,
@@ -76,23 +182,16 @@ class ServerProcess(Startable):
         port: int | None = None,
         password: str | None = None,
     ) -> None:
+        super().__init__((port or free_port()) if tcp else 0)
         self.binary = find_binary(binary) if isinstance(binary, str) else binary
         self.arguments = arguments
         self.password = password
-        self.port = (port or free_port()) if tcp else 0
-        self.folder = short_folder()
         self.socket_path = str(self.folder / "s")
         self.is_paused = False
-        self._process: subprocess.Popen[bytes] | None = None
 
     def __repr__(self) -> str:
         version = ".".join(map(str, self.binary.version))
         return f"<{self.binary.path.name} {version} at {self.socket_path}, port {self.port}>"
-
-    @property
-    def address(self) -> tuple[str, int]:
-        """Host and port."""
-        return ("127.0.0.1", self.port)
 
     @property
     def url(self) -> str:
@@ -109,11 +208,6 @@ class ServerProcess(Startable):
         if self._process is None:
             raise RuntimeError(f"{self} was never started")
         return self._process.pid
-
-    @property
-    def is_running(self) -> bool:
-        """Whether the process lives, frozen or not."""
-        return self._process is not None and self._process.poll() is None
 
     @property
     def is_in_step(self) -> bool:
@@ -133,46 +227,15 @@ class ServerProcess(Startable):
 
     def launch(self) -> None:
         """Start without waiting, for those who start several; `wait_ready` comes after."""
-        with (self.folder / "log").open("ab") as log, warnings.catch_warnings():
-            # Python 3.12+ warns of forking beside threads; the child only calls prctl and exec.
-            warnings.simplefilter("ignore", DeprecationWarning)
-            self._process = subprocess.Popen(  # noqa: S603
-                self._command_line(),
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                preexec_fn=die_with_parent(),  # noqa: PLW1509  an aborted run leaves no server behind
-            )
+        self._launch(self._command_line())
 
     def wait_ready(self, *, wait_loaded: bool = True) -> None:
         """Return once it answers; StartFailed shows the end of the log."""
         answers = {"PONG", "NOAUTH"} if wait_loaded else {"PONG", "NOAUTH", "LOADING"}
-        try:
-            wait_until(
-                lambda: not self.is_running or self._first_word() in answers,
-                what=f"an answer of {self}",
-                timeout_s=_START_TIMEOUT_S,
-                every_s=_POLL_S,
-            )
-        except TimeoutError as error:
-            raise StartFailed(f"{error}; its log:\n{self.log_tail()}") from None
-        if not self.is_running:
-            raise StartFailed(f"{self} ended at once; its log:\n{self.log_tail()}")
-
-    def stop(self) -> None:
-        """Ask it to end, and end it if it does not within some seconds. Keeps the data."""
-        if self.is_running and self._process is not None:
-            self.resume()
-            self._process.send_signal(signal.SIGTERM)
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                self._process.wait(_STOP_TIMEOUT_S)
-        self.kill()
+        self._wait_for(lambda: self._first_word() in answers)
 
     def kill(self) -> None:
-        """End it as `kill -9` does. Keeps the data."""
-        if self._process is not None:
-            self._process.kill()
-            self._process.wait()
+        super().kill()
         self.is_paused = False
 
     def restart(self, *, wait_loaded: bool = True) -> None:
@@ -182,12 +245,11 @@ class ServerProcess(Startable):
 
     def pause(self) -> None:
         """Freeze it: connections stay open and nothing answers."""
-        self._signal(signal.SIGSTOP)
+        super().pause()
         self.is_paused = True
 
     def resume(self) -> None:
-        """Let a frozen server go on."""
-        self._signal(signal.SIGCONT)
+        super().resume()
         self.is_paused = False
 
     def close(self) -> None:
@@ -209,10 +271,6 @@ class ServerProcess(Startable):
         lines = str(self.command("INFO", section)).splitlines()
         return dict(line.split(":", 1) for line in lines if ":" in line)
 
-    def log_tail(self) -> str:
-        """Return the end of what the server wrote to its log."""
-        return (self.folder / "log").read_text(errors="replace")[-_LOG_SHOWN:]
-
     def _command_line(self) -> list[str]:
         options = {
             "port": str(self.port),
@@ -233,7 +291,7 @@ class ServerProcess(Startable):
         return [str(self.binary.path), *given, *self.arguments]
 
     def _first_word(self) -> str:
-        """Say how it answers a PING, with its password: unknown clients are not told of LOADING."""
+        """Reply to a PING with its password: unauthenticated clients do not see LOADING."""
         try:
             with self.connect(timeout_s=1) as client:
                 return str(client.call("PING"))
@@ -241,10 +299,6 @@ class ServerProcess(Startable):
             return str(refusal).partition(" ")[0]
         except OSError:
             return ""
-
-    def _signal(self, number: signal.Signals) -> None:
-        if self._process is not None:
-            self._process.send_signal(number)
 
 
 _ports_handed_out: set[int] = set()

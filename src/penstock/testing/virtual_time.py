@@ -6,7 +6,8 @@ from functools import cache
 from typing import Final
 
 from penstock.redis.client import Client
-from penstock.redis.script import Script, load_script, script_of
+from penstock.redis.keys.probe import ProbeKeys
+from penstock.redis.script import Script, script_of
 
 __all__ = ["VirtualTime"]
 
@@ -28,10 +29,10 @@ class VirtualTime:
 
     def __init__(self, *clients: Client) -> None:
         self._client = clients[0]
-        self._key = self._client.keys.probe("time").value
+        self._key = ProbeKeys.of(self._client.keys, "time").value
         self.now_ms = 0.0
         for client in clients:
-            client.scripts.load = lambda name: _rewritten(name, self._key)
+            client.substituted = lambda script: _rewritten(script, self._key)
 
     async def set_ms(self, now_ms: float) -> None:
         """Let it be so many ms after 1970."""
@@ -41,14 +42,15 @@ class VirtualTime:
         await self.set_ms(self.now_ms + seconds * 1000)
 
     def setting(self, now_ms: float) -> tuple[str | int, ...]:
-        """The command that sets it, for whoever sends many in one go."""
+        """The command that sets it, for pipelines."""
         self.now_ms = now_ms
         seconds, ms = divmod(now_ms, 1000)
         return ("SET", self._key, f"{int(seconds)} {int(ms * 1000)}", "PX", _KEEP_MS)
 
 
 @cache
-def _rewritten(name: str, key: str) -> Script:
-    script = load_script(name)
-    told = f"{{string.match(redis.call('GET', '{key}'), '(%d+) (%d+)')}}"
-    return script_of(name, script.text.replace(_TIME, told), script.plain_text.replace(_TIME, told))
+def _rewritten(script: Script, key: str) -> Script:
+    source = f"{{string.match(redis.call('GET', '{key}'), '(%d+) (%d+)')}}"
+    return script_of(
+        script.name, script.text.replace(_TIME, source), script.plain_text.replace(_TIME, source)
+    )

@@ -1,4 +1,4 @@
-"""A message: what a producer hands in, what is stored, and what a handler gets."""
+"""A message: what a producer sends, what is stored, and what a handler gets."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ import msgspec
 from penstock.delivery.stored import whole_number
 from penstock.errors import DecodeError, InvalidMessage
 from penstock.redis.codec import Codec
-from penstock.topics.identity import MESSAGE_ID, identify
-from penstock.topics.java_payloads import unquoted
+from penstock.topics.java.payloads import unquoted
+from penstock.topics.storage.message_id import MESSAGE_ID, identify
 
 __all__ = [
     "Fields",
@@ -34,7 +34,7 @@ KEY: Final = b"key"
 HEADERS: Final = b"headers"
 TARGET_GROUP: Final = b"targetGroup"
 """Only this group handles the message; others pass over it. It stands first in its entry, so that a
-first look tells a plain one."""
+plain entry is recognised by its first field."""
 BARRIER: Final = b"barrier"
 """The topic grew here, to this generation: what follows waits for all that precedes."""
 RETRY_COUNT: Final = b"retryCount"
@@ -55,7 +55,7 @@ _headers_decoder = msgspec.json.Decoder(dict[str, Any])
 
 @dataclass(frozen=True, slots=True)
 class Outgoing:
-    """One message of a batch, where the payload alone does not say all."""
+    """One message of a batch, with its key and headers."""
 
     payload: Any
     key: str | None = None
@@ -77,7 +77,7 @@ class Source:
 
 
 class Message:
-    """One delivery of a message. Payload and headers are decoded when they are looked at.
+    """One delivery of a message. Payload and headers are decoded on first access.
 
     `id` is unique in the topic and the same at every attempt, in every group, and when a dead
     letter is sent again: use it to recognise a repeat.
@@ -101,7 +101,7 @@ class Message:
 
     @property
     def id(self) -> str:
-        """What `send` returned. See `penstock.topics.identity` for its form."""
+        """What `send` returned. See `penstock.topics.storage.message_id` for its form."""
         return identify(self.source.partition, self.entry_id, field_of(self.fields, MESSAGE_ID))
 
     @property
@@ -147,12 +147,12 @@ class Message:
 
     @property
     def raw_payload(self) -> bytes:
-        """The same, or `DecodeError` if there is none."""
+        """The same; `DecodeError` if the entry has no payload."""
         raw = self.stored_payload
         if raw is None:
             raise DecodeError("the entry has no field 'payload'", msgspec.json.encode(self.shown()))
         if not raw and self.body is None and self.all_headers.get(STORAGE_TYPE) == STORED_BESIDE:
-            raise DecodeError("the payload is not where the headers say", raw)
+            raise DecodeError("the payload is not where the headers refer to", raw)
         return raw
 
     @property
@@ -160,7 +160,7 @@ class Message:
         """The payload as the handler's type; `DecodeError` if it is not that."""
         if self._decoded is _NOT_YET:
             fields = self.fields
-            # As a rule it is there, and begins as nothing does that is to be looked at.
+            # As a rule it is there, and begins like no quoted or empty one.
             is_plain = self.body is None and fields[0] == PAYLOAD and fields[1][:1] not in _ODD
             self._decoded = self.source.decode(fields[1] if is_plain else self.raw_payload)
         return self._decoded

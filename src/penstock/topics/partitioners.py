@@ -23,7 +23,7 @@ from itertools import count
 from typing import Protocol
 from zlib import crc32
 
-from penstock.errors import ConfigError, EncodeError, SettingError
+from penstock.errors import ConfigError, EncodeError, InvalidMessage, SettingError
 
 __all__ = [
     "ConsistentRing",
@@ -32,8 +32,12 @@ __all__ = [
     "Partitioner",
     "Random",
     "RoundRobin",
+    "check_key",
     "check_partition",
 ]
+
+LONGEST_KEY = 1024
+"""Bytes of UTF-8."""
 
 
 class Partitioner(Protocol):
@@ -42,6 +46,21 @@ class Partitioner(Protocol):
     def partition(self, key: str | None, partitions: int) -> int:
         """Return a number from 0 to `partitions` - 1 (`partitions` is at least 1)."""
         ...
+
+
+def check_key(key: object) -> bytes:
+    """Return a message's key as it is stored, or raise `InvalidMessage`."""
+    if not isinstance(key, str):
+        raise InvalidMessage(f"key {key!r}: expected a text (a str) or None")
+    try:
+        data = key.encode()
+    except UnicodeEncodeError:
+        raise InvalidMessage(f"key {key[:60]!r}: half of a surrogate pair is no text") from None
+    if len(data) > LONGEST_KEY:
+        raise InvalidMessage(
+            f"key {key[:60]!r}…: has {len(data)} bytes, at most {LONGEST_KEY} are allowed"
+        )
+    return data
 
 
 def check_partition(value: object, partitions: int) -> int:

@@ -1,4 +1,4 @@
-"""What a consumer is told: which group, in which order, how many at once."""
+"""Options of a subscription, validated on construction."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Any, Literal, TypedDict, cast
 
 from penstock.delivery.retries import RetryPolicy
 from penstock.errors import ConfigError
-from penstock.redis.keys import check_name
-from penstock.topics.identity import position_in
+from penstock.redis.keys.names import check_name
+from penstock.topics.storage.message_id import position_in
 
 __all__ = ["Ordering", "Subscription", "SubscriptionOptions"]
 
@@ -42,7 +42,7 @@ class Subscription:
     - `ordering`: "partition" handles the messages of a partition one after the other; "key" those
       of a key, other keys meanwhile; "none" any number of any.
     - `concurrency`: handlers at the same time. Without it one per partition, or 32.
-    - `batch`: hand over lists of up to so many messages; needs ordering "partition".
+    - `batch`: pass lists of up to so many messages; needs ordering "partition".
     - `retry`: when a failed message is tried again.
     - `ordered_retries`: what follows a failed message (in its partition, or of its key) waits for
       it. Without saying: yes for "key", no otherwise.
@@ -81,16 +81,16 @@ class Subscription:
 
     def _check_the_rest(self) -> None:
         # Callers without a type checker pass whatever they have.
-        told: Any = self
-        if told.timeout_s is not None and not (
-            type(told.timeout_s) in {int, float} and told.timeout_s > 0
+        given: Any = self
+        if given.timeout_s is not None and not (
+            type(given.timeout_s) in {int, float} and given.timeout_s > 0
         ):
             raise ConfigError(f"timeout_s = {self.timeout_s!r}: expected more than 0 seconds")
-        if not isinstance(told.start, str) or not _START.fullmatch(told.start):
+        if not isinstance(given.start, str) or not _START.fullmatch(given.start):
             raise ConfigError(f'start = {self.start!r}: expected "earliest", "latest" or an id')
-        if told.pin is not None and not _is_pin(told.pin):
+        if given.pin is not None and not _is_pin(given.pin):
             raise ConfigError(f"pin = {self.pin!r}: expected (modulo, remainder < modulo)")
-        if not isinstance(told.retry, RetryPolicy):
+        if not isinstance(given.retry, RetryPolicy):
             raise ConfigError(f"retry = {self.retry!r}: expected a RetryPolicy")
 
     @property

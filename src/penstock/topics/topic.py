@@ -1,4 +1,4 @@
-"""A topic in the hands of a program."""
+"""A topic: send messages to it, subscribe handlers to it."""
 
 from __future__ import annotations
 
@@ -8,16 +8,17 @@ from typing import Any, TypeVar, Unpack
 
 from penstock.redis.client import Client
 from penstock.redis.codec import Codec
-from penstock.topics.batches import send_batch
-from penstock.topics.consumer import Consumer
-from penstock.topics.dead_letters import DeadLetters
-from penstock.topics.delayed import Mover
-from penstock.topics.durability import Durability
-from penstock.topics.facts import Facts, Options, Retention
-from penstock.topics.handlers import as_handler
-from penstock.topics.known import Known
+from penstock.topics.consumer.consumer import Consumer
+from penstock.topics.consumer.handler import as_handler
+from penstock.topics.dead_letters.dead_letters import DeadLetters
+from penstock.topics.delayed.mover import Mover
 from penstock.topics.partitioners import Crc32, JavaHash, Partitioner
-from penstock.topics.sender import Sender
+from penstock.topics.producer.batches import send_batch
+from penstock.topics.producer.durability import Durability
+from penstock.topics.producer.metadata_cache import MetadataCache
+from penstock.topics.producer.sender import Sender
+from penstock.topics.storage.keys import TopicKeys
+from penstock.topics.storage.metadata import Options, Retention, TopicMetadata
 from penstock.topics.subscription import Subscription, SubscriptionOptions
 
 __all__ = ["Topic"]
@@ -49,7 +50,7 @@ class Topic:
         interop: bool = False,
         mover: Mover | None = None,
     ) -> None:
-        client.keys.topic(name)  # a name that cannot be is told here, not at the first message
+        TopicKeys.of(client.keys, name)  # an invalid name is refused here, not at the first message
         self.client, self.codec = client, codec
         self.name = name
         self.type = type
@@ -62,7 +63,7 @@ class Topic:
                 retention=retention or Retention(),
                 dead_letters=dead_letter_retention or Retention(),
             )
-        self._known = Known(client, name, partitions=partitions, options=options)
+        self._known = MetadataCache(client, name, partitions=partitions, options=options)
         self._sender = Sender(
             client,
             codec,
@@ -88,17 +89,17 @@ class Topic:
         at: datetime | float | None = None,
         idempotency_key: str | None = None,
     ) -> Coroutine[Any, Any, str]:
-        """Store one message and return its id: awaited, it is as safe as `durability` says.
+        """Store one message and return its id: awaited, it is as safe as `durability` promises.
 
         The id is `message.id` in every handler, and unique in the topic.
 
         - Messages with the same `key` stay in order. The header `x-force-partition-id` names the
           partition instead.
-        - `delay` (seconds or a timedelta) or `at` (an aware datetime or epoch seconds) hands it to
-          consumers later, under the id that is returned.
+        - `delay` (seconds or a timedelta) or `at` (an aware datetime or epoch seconds) delivers it
+          later, under the id that is returned.
         - `idempotency_key`: a second message under the same key is not stored within
           `topics.remember_s`; the id of the first is returned. If the answer gets lost the send is
-          repeated by itself. The partition must be the same, so keep key and partitioner.
+          repeated automatically. The partition must be the same, so keep key and partitioner.
 
         Raises `Rejected` if nothing was stored, `OutcomeUnknown` if that is not known,
         `EncodeError` or `InvalidMessage` before anything is sent.
@@ -110,11 +111,11 @@ class Topic:
     ) -> list[str]:
         """Store many messages and return their ids, in the same order.
 
-        A message is a payload, or an `Outgoing` with key and headers. `key` tells the key of a
+        A message is a payload, or an `Outgoing` with key and headers. `key` returns the key of a
         payload that has none. Messages of one key are stored in order.
 
         The batch is no transaction. If a message fails no further chunk is sent, and
-        `SendBatchFailed` tells of each message how it ended.
+        `SendBatchFailed` has the outcome of each message.
         """
         return await send_batch(self._sender, list(messages), key)
 
@@ -139,7 +140,9 @@ class Topic:
 
     def consumers(self) -> list[Consumer]:
         """Make a consumer of each subscription; they run in the caller's event loop."""
-        return [Consumer(self, handler, told) for handler, told in self.subscriptions]
+        return [
+            Consumer(self, handler, subscription) for handler, subscription in self.subscriptions
+        ]
 
     @property
     def partitioner(self) -> Partitioner:
@@ -148,13 +151,13 @@ class Topic:
 
     @property
     def dead_letters(self) -> DeadLetters:
-        """What handlers could not deal with: look at it, mend it, send it again."""
+        """Messages that handlers could not handle: read, edit, replay them."""
         return DeadLetters(self.client, self.codec, self.name, self._partitioner)
 
-    async def facts(self) -> Facts:
+    async def metadata(self) -> TopicMetadata:
         """Return partitions, generation and options, at most `topics.refresh_s` old."""
         return await self._known.get()
 
     async def close(self) -> None:
-        """End what goes on in the background. May come twice."""
+        """End background tasks. Repeatable."""
         await self._sender.close()

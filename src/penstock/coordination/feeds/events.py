@@ -9,14 +9,22 @@ from typing import Any, Final
 from penstock.errors import DecodeError
 from penstock.redis.wire import Reply
 
-__all__ = ["Decode", "Event", "Snapshot", "event_of", "is_count", "snapshot_of", "to_begin_with"]
+__all__ = [
+    "Decode",
+    "FeedEvent",
+    "FeedSnapshot",
+    "event_of",
+    "is_count",
+    "snapshot_of",
+    "to_begin_with",
+]
 
 Decode = Callable[[bytes], Any]
 _MOST_DIGITS: Final = 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Event:
+class FeedEvent:
     """One event of a feed. Readers in one process share it: leave `data` as it is."""
 
     number: int
@@ -35,7 +43,7 @@ class Event:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Snapshot:
+class FeedSnapshot:
     """Where a feed stands."""
 
     number: int
@@ -48,7 +56,7 @@ class Snapshot:
     """Number of the final event; 0 if there was none yet."""
     first: int = 0
     """Number of the earliest event that is kept; 0 if none is."""
-    last: Event | None = None
+    last: FeedEvent | None = None
     """The latest event, if it is kept."""
 
     @property
@@ -57,12 +65,12 @@ class Snapshot:
         return self.final_number > 0
 
 
-def event_of(entry: Sequence[Reply], decode: Decode) -> Event:
+def event_of(entry: Sequence[Reply], decode: Decode) -> FeedEvent:
     """Read an entry of the stream."""
     entry_id, fields = entry
     found: dict[bytes, bytes] = dict(zip(fields[::2], fields[1::2], strict=True))
     ms = found.get(b"ms", b"0")
-    return Event(
+    return FeedEvent(
         number=int(entry_id.partition(b"-")[0]),
         type=found.get(b"type", b"").decode(errors="replace"),
         data=_decoded(found.get(b"data", b"null"), decode),
@@ -71,10 +79,10 @@ def event_of(entry: Sequence[Reply], decode: Decode) -> Event:
     )
 
 
-def snapshot_of(reply: Sequence[Reply], decode: Decode) -> Snapshot:
+def snapshot_of(reply: Sequence[Reply], decode: Decode) -> FeedSnapshot:
     """Read what the script `look_at_feed` returns."""
     number, first, final, state, state_number, last = reply
-    return Snapshot(
+    return FeedSnapshot(
         number=number,
         state=None if state is None else _decoded(state, decode),
         state_number=state_number if state is not None else 0,
@@ -84,21 +92,23 @@ def snapshot_of(reply: Sequence[Reply], decode: Decode) -> Snapshot:
     )
 
 
-def to_begin_with(look: Snapshot, after: int | None, upcoming: int | None = None) -> Event | None:
+def to_begin_with(
+    look: FeedSnapshot, after: int | None, upcoming: int | None = None
+) -> FeedEvent | None:
     """Return the event that stands for what a reader does not get one by one.
 
     It is for a reader that has had the events up to `after`, of which the next one is not kept any
     more, or that has had none of them and does not want them (None). `upcoming` is the next event
-    that is kept, if it is not the first of all. None if there is nothing to tell: no event was ever
+    that is kept, if it is not the first of all. None if no event was ever
     published.
     """
     if look.number == 0:
         return None
     if after is not None and after > look.number:
-        after = None  # a server lost its latest events, in a failover: the reader begins anew
+        after = None  # a server lost its latest events, in a failover: the reader starts again
     if after is None and not look.state_number:
         last = look.last
-        return Event(
+        return FeedEvent(
             number=look.number,
             type=last.type if last else "snapshot",
             data=last.data if last else None,
@@ -109,7 +119,7 @@ def to_begin_with(look: Snapshot, after: int | None, upcoming: int | None = None
     upcoming = upcoming or look.first or look.number + 1
     known = look.state_number if after is None else after
     number = max(upcoming - 1, look.state_number)
-    return Event(
+    return FeedEvent(
         number=number,
         type="snapshot",
         data=look.state,
@@ -129,4 +139,4 @@ def _decoded(data: bytes, decode: Decode) -> Any:
     try:
         return decode(data)
     except DecodeError:
-        return data  # one entry that somebody else wrote must not end every reader
+        return data  # an entry of another program must not end every reader

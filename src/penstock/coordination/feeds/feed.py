@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
-from typing import Any, Self
+from typing import Any, Literal, Self
 from uuid import uuid4
 
-from penstock.coordination.feeds.channels import MirrorAs
-from penstock.coordination.feeds.events import Snapshot
-from penstock.coordination.feeds.hub import FeedHub, Place
+from penstock.coordination.feeds.events import FeedSnapshot
+from penstock.coordination.feeds.hub import FeedHub, FeedSource
+from penstock.coordination.feeds.keys import FeedKeys
 from penstock.coordination.feeds.reader import FeedReader
-from penstock.coordination.repeating import until_known
+from penstock.coordination.feeds.scripts import FeedScripts
 from penstock.errors import InvalidItem
 from penstock.errors.base import shown
 from penstock.redis.client import Client
 from penstock.redis.codec import Codec
-from penstock.redis.json_rules import encode_json
+from penstock.redis.codec.json_rules import encode_json
+from penstock.redis.retry import repeat_until_known
 
 __all__ = ["Feed"]
 
 _MOST_NAME = 200
+
+MirrorAs = Literal["event", "data"]
+"""What is sent to a pub/sub channel: `{"type": …, "data": …}`, or the data alone."""
 
 
 class Feed:
@@ -39,10 +43,10 @@ class Feed:
     """
 
     def __init__(self, client: Client, codec: Codec, hub: FeedHub, name: str) -> None:
-        keys = client.keys.feed(name)
+        keys = FeedKeys.of(client.keys, name)
         self._client, self._codec, self._hub = client, codec, hub
         self._root = keys.root
-        self._place = Place(name, keys.events, keys.state)
+        self._place = FeedSource(name, keys.events, keys.state)
         self._encode = codec.encoder(Any)
 
     @classmethod
@@ -51,7 +55,7 @@ class Feed:
     ) -> Self:
         """Return the feed that something else keeps in these keys, to read it."""
         feed = cls(client, codec, hub, name)
-        feed._place = Place(name, events, state)
+        feed._place = FeedSource(name, events, state)
         return feed
 
     @property
@@ -95,15 +99,15 @@ class Feed:
         if mirror is not None:
             message = {"type": type, "data": data} if mirror_as == "event" else data
             copy = encode_json(message)  # never compressed: others read it
-        told = b"" if state is None else self._encode(state)
+        stored_state = b"" if state is None else self._encode(state)
         unique = f"u:{event_id}" if event_id is not None else uuid4().hex
-        number = await until_known(
-            lambda: self._client.scripts.publish_event(
+        number = await repeat_until_known(
+            lambda: FeedScripts.of(self._client).publish_event(
                 events=self._place.events,
                 state=self._place.state,
                 kind=type,
                 data=stored,
-                told=told,
+                snapshot=stored_state,
                 final=final,
                 cap=settings.cap,
                 keep_ms=round(settings.keep_s * 1000),
@@ -130,7 +134,7 @@ class Feed:
             raise InvalidItem(f"after = {shown(after)}: expected the number of an event, or None")
         return FeedReader(self._hub, self._place, after, snapshot=snapshot)
 
-    async def snapshot(self) -> Snapshot:
+    async def snapshot(self) -> FeedSnapshot:
         """Ask where the feed stands; number 0 if nothing was ever published, or it is gone."""
         return await self._hub.look(self._place)
 

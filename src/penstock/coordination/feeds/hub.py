@@ -1,4 +1,4 @@
-"""One look at each feed for all its readers in a process."""
+"""Reads each feed once for all its readers in a process."""
 
 from __future__ import annotations
 
@@ -11,31 +11,32 @@ from itertools import pairwise
 from typing import Any, Final
 
 from penstock.coordination.feeds.events import (
-    Event,
-    Snapshot,
+    FeedEvent,
+    FeedSnapshot,
     event_of,
     is_count,
     snapshot_of,
     to_begin_with,
 )
-from penstock.coordination.hints import Hints
+from penstock.coordination.feeds.scripts import FeedScripts
+from penstock.coordination.wakeups import Wakeups
+from penstock.delivery.message_sizes import MessageSizes
 from penstock.errors import DecodeError, NotOpen, PenstockError, ServerError
-from penstock.quiet import RateLimitedLog
 from penstock.redis.client import Client
 from penstock.redis.codec import Codec
-from penstock.redis.keys import SLOTS, key_slot
+from penstock.redis.keys.hash_slot import SLOTS, key_slot
 from penstock.redis.wire import Reply
-from penstock.topics.sizes import Sizes
+from penstock.throttled_log import RateLimitedLog
 
-__all__ = ["FeedHub", "Place", "Seat", "Tail"]
+__all__ = ["FeedHub", "FeedSource", "FeedTail", "ReaderBuffer"]
 
 logger = logging.getLogger(__name__)
 quiet = RateLimitedLog(logger)
 
 MOST_AT_ONCE: Final = 500
-"""Events of one feed that are read in one go."""
+"""Events of one feed that are read at once."""
 MOST_BYTES: Final = 4 * 1024 * 1024
-"""Of events of all feeds that are read in one go, as far as the sizes of earlier ones tell."""
+"""Of events of all feeds that are read at once, estimated by the sizes of earlier ones."""
 _FIRST: Final = 32
 # On a cluster feeds of neighbouring slots, which are mostly on one node, are looked at together: a
 # node that does not answer holds up only the feeds on it.
@@ -43,8 +44,8 @@ _SLOTS_TOGETHER = SLOTS // 64
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
-    """Where a feed is stored, and what it is called."""
+class FeedSource:
+    """The name of a feed and its keys."""
 
     name: str
     events: str
@@ -54,24 +55,24 @@ class Place:
 class FeedHub:
     """Reads feeds on behalf of all their readers in this process; one per application.
 
-    Hints over one connection say which feeds have news; those are read in one pipeline, each once
+    Wakeups over one connection say which feeds have news; those are read in one pipeline, each once
     however many readers it has. Every `feeds.poll_s` all of them are, for a hint may be lost.
     """
 
-    def __init__(self, client: Client, codec: Codec, hints: Hints) -> None:
-        self._client, self._hints = client, hints
+    def __init__(self, client: Client, codec: Codec, wakeups: Wakeups) -> None:
+        self._client, self._wakeups = client, wakeups
         self._settings = client.settings.feeds
         self._decode = codec.decoder(Any)
         self._page = min(MOST_AT_ONCE, self._settings.buffer)
         """Events in one go: what one look brings must fit into the buffer of an idle reader."""
-        self._tails: dict[str, Tail] = {}
-        self._with_news: set[Tail] = set()
+        self._tails: dict[str, FeedTail] = {}
+        self._with_news: set[FeedTail] = set()
         self._looks: set[asyncio.Task[None]] = set()
         self._about_to_look = False
         self._polling: asyncio.Task[None] | None = None
 
     async def close(self) -> None:
-        """End all readers with `NotOpen`. May come twice; a reader that comes later begins anew."""
+        """End all readers with `NotOpen`. May be called twice; later readers start again."""
         polling, self._polling = self._polling, None
         tails, self._tails = list(self._tails.values()), {}
         self._with_news.clear()
@@ -81,16 +82,16 @@ class FeedHub:
         await asyncio.gather(*tasks, *(tail.watching for tail in tails), return_exceptions=True)
         for tail in tails:
             tail.close(NotOpen("the application was closed while a feed was read"))
-            await self._hints.unwatch(tail.place.events, tail.wake)
+            await self._wakeups.unwatch(tail.place.events, tail.wake)
 
     # ---- for readers
 
-    async def tail(self, place: Place) -> Tail:
+    async def tail(self, place: FeedSource) -> FeedTail:
         """Return the tail of a feed, watched; the caller holds it until `let_go`."""
         tail = self._tails.get(place.events)
         if tail is None:
             part = key_slot(place.events) // _SLOTS_TOGETHER if self._client.keys.cluster else 0
-            tail = Tail(self, self._hints, place, part, self._settings.buffer)
+            tail = FeedTail(self, self._wakeups, place, part, self._settings.buffer)
             self._tails[place.events] = tail
         tail.holds += 1
         if self._polling is None or self._polling.done():
@@ -102,12 +103,14 @@ class FeedHub:
             raise
         return tail
 
-    async def look(self, place: Place) -> Snapshot:
-        """Ask where a feed stands."""
-        reply = await self._client.scripts.look_at_feed(events=place.events, state=place.state)
+    async def look(self, place: FeedSource) -> FeedSnapshot:
+        """Read the state of a feed."""
+        reply = await FeedScripts.of(self._client).look_at_feed(
+            events=place.events, state=place.state
+        )
         return snapshot_of(reply, self._decode)
 
-    async def read(self, tail: Tail, after: int) -> tuple[list[Event], bool]:
+    async def read(self, tail: FeedTail, after: int) -> tuple[list[FeedEvent], bool]:
         """Read the next events, the first of which may leave a gap; whether there may be more."""
         count = self._fitting(tail, 1)
         entries = await self._client.call(*self._reading(tail.place, after, count))
@@ -116,8 +119,8 @@ class FeedHub:
 
     # ---- looking
 
-    def note_news(self, tail: Tail) -> None:
-        """Look at a feed soon, together with others that have news."""
+    def note_news(self, tail: FeedTail) -> None:
+        """Read a feed soon, together with others that have news."""
         self._with_news.add(tail)
         if not self._about_to_look:
             self._about_to_look = True
@@ -125,12 +128,12 @@ class FeedHub:
 
     def _begin_to_look(self) -> None:
         self._about_to_look = False
-        self._with_news = {tail for tail in self._with_news if tail.seats}
-        ready = [tail for tail in self._with_news if not tail.is_looked_at]
+        self._with_news = {tail for tail in self._with_news if tail.readers}
+        ready = [tail for tail in self._with_news if not tail.is_being_read]
         self._with_news.difference_update(ready)
-        together: dict[int, list[Tail]] = {}
+        together: dict[int, list[FeedTail]] = {}
         for tail in ready:
-            tail.is_looked_at = True
+            tail.is_being_read = True
             together.setdefault(tail.part, []).append(tail)
         for tails in together.values():
             look = asyncio.create_task(self._look_at(tails), name="feeds look")
@@ -140,11 +143,11 @@ class FeedHub:
     def _looked(self, look: asyncio.Task[None]) -> None:
         self._looks.discard(look)
         if not look.cancelled() and (error := look.exception()) is not None:
-            logger.error("looking at feeds failed", exc_info=error)
+            logger.error("reading feeds failed", exc_info=error)
         if self._with_news and self._tails:
             self._begin_to_look()
 
-    async def _look_at(self, tails: Sequence[Tail]) -> None:
+    async def _look_at(self, tails: Sequence[FeedTail]) -> None:
         counts = [self._fitting(tail, len(tails)) for tail in tails]
         try:
             replies = await self._client.pipeline(
@@ -165,10 +168,10 @@ class FeedHub:
                 await self._take_alone(tail, counts[index], *replies[2 * index : 2 * index + 2])
         finally:
             for tail in tails:
-                tail.is_looked_at = False
+                tail.is_being_read = False
 
-    async def _take_alone(self, tail: Tail, count: int, entries: Reply, latest: Reply) -> None:
-        """Hand out what was read of one feed; if that fails, its own readers learn of it."""
+    async def _take_alone(self, tail: FeedTail, count: int, entries: Reply, latest: Reply) -> None:
+        """Distribute what was read of one feed; a failure reaches its own readers only."""
         try:
             await self._take(tail, count, entries, latest)
         except PenstockError as error:
@@ -177,8 +180,8 @@ class FeedHub:
             logger.exception("feed %s cannot be read", tail.place.name)
             self._note_failure(tail, DecodeError(f"feed {tail.place.name!r}: {error}", b""))
 
-    async def _take(self, tail: Tail, count: int, entries: Reply, latest: Reply) -> None:
-        """Hand out what was read of one feed, at most `count` events."""
+    async def _take(self, tail: FeedTail, count: int, entries: Reply, latest: Reply) -> None:
+        """Distribute what was read of one feed, at most `count` events."""
         for reply in (entries, latest):
             if isinstance(reply, PenstockError):
                 self._note_failure(tail, reply)
@@ -186,7 +189,7 @@ class FeedHub:
         tail.sizes.note_entries(entries)
         events = self._events(entries)
         upcoming = events[0].number if events else None
-        # What is no number tells nothing: the feed's next event puts it right.
+        # An invalid number is ignored: the feed's next event corrects it.
         went_back = not events and (latest is None or is_count(latest))
         went_back = went_back and tail.position > int(latest or 0)
         if went_back or (upcoming is not None and upcoming > tail.position + 1):
@@ -204,32 +207,32 @@ class FeedHub:
         if len(entries) == count or len(events) < len(entries):
             self.note_news(tail)
 
-    def _note_failure(self, tail: Tail, error: PenstockError) -> None:
-        """Look again with the next poll, unless that would not help."""
+    def _note_failure(self, tail: FeedTail, error: PenstockError) -> None:
+        """Retry with the next poll if the error is transient."""
         if isinstance(error, ServerError) and error.transient:
             quiet.warning(type(error).__name__, "cannot look at feeds, trying again: %s", error)
         else:
             tail.fail(error)
 
     async def _poll(self) -> None:
-        """Look at everything every now and then, and forget what nobody reads any more."""
+        """Read all feeds periodically, and drop those without readers."""
         while self._tails:
             await asyncio.sleep(self._settings.poll_s)
             for tail in list(self._tails.values()):
                 if tail.holds == 0:
                     del self._tails[tail.place.events]
-                    await self._hints.unwatch(tail.place.events, tail.wake)
-                elif tail.seats:
+                    await self._wakeups.unwatch(tail.place.events, tail.wake)
+                elif tail.readers:
                     self.note_news(tail)
 
-    def _fitting(self, tail: Tail, together: int) -> int:
+    def _fitting(self, tail: FeedTail, together: int) -> int:
         """How many events of a feed may be read at once with those of others."""
         return min(self._page, tail.sizes.fitting(MOST_BYTES // together))
 
-    def _reading(self, place: Place, after: int, count: int) -> tuple[str | int, ...]:
+    def _reading(self, place: FeedSource, after: int, count: int) -> tuple[str | int, ...]:
         return ("XRANGE", place.events, f"({after}-0", "+", "COUNT", count)
 
-    def _events(self, entries: Reply) -> list[Event]:
+    def _events(self, entries: Reply) -> list[FeedEvent]:
         """Read entries up to the first one that does not follow on the one before."""
         events = [event_of(entry, self._decode) for entry in entries]
         for index, (one, other) in enumerate(pairwise(events), 1):
@@ -238,86 +241,88 @@ class FeedHub:
         return events
 
 
-class Tail:
-    """The end of one feed: gets what is new, and hands it to everybody who sits there."""
+class FeedTail:
+    """The end of one feed: distributes new events to the readers that have all earlier ones."""
 
-    def __init__(self, hub: FeedHub, hints: Hints, place: Place, part: int, buffer: int) -> None:
+    def __init__(
+        self, hub: FeedHub, wakeups: Wakeups, place: FeedSource, part: int, buffer: int
+    ) -> None:
         self.place, self.part = place, part
-        self.watching = asyncio.create_task(hints.watch(place.events, self.wake))
+        self.watching = asyncio.create_task(wakeups.watch(place.events, self.wake))
         self.position = 0
-        """Number up to which those who sit here have everything."""
-        self.seats: set[Seat] = set()
+        """Number up to which its readers have all events."""
+        self.readers: set[ReaderBuffer] = set()
         self.holds = 0
-        self.is_looked_at = False
-        self.sizes = Sizes(MOST_BYTES, first=_FIRST)
+        self.is_being_read = False
+        self.sizes = MessageSizes(MOST_BYTES, first=_FIRST)
         self._hub, self._buffer = hub, buffer
         self._closed: PenstockError | None = None
 
     def wake(self) -> None:
-        if self.seats:
+        if self.readers:
             self._hub.note_news(self)
 
-    def take_seat(self, position: int) -> Seat | None:
-        """Sit down with everything up to `position`; None if others here have more already."""
+    def join(self, position: int) -> ReaderBuffer | None:
+        """Join with all events up to `position`; None if the others have more already."""
         if self._closed is not None:
             raise self._closed
-        if self.seats and position < self.position:
+        if self.readers and position < self.position:
             return None
-        seat = Seat(position, self._buffer)
-        if not self.seats:
+        buffer = ReaderBuffer(position, self._buffer)
+        if not self.readers:
             self.position = position
-            self._hub.note_news(self)  # a hint may have come while nobody sat here
-        self.seats.add(seat)
-        return seat
+            self._hub.note_news(self)  # a wakeup may have come while there was no reader
+        self.readers.add(buffer)
+        return buffer
 
-    def let_go(self, seat: Seat | None) -> None:
-        """Leave. It is forgotten with the next poll if nobody is left by then."""
+    def let_go(self, buffer: ReaderBuffer | None) -> None:
+        """Leave. It is dropped with the next poll if no reader is left by then."""
         self.holds -= 1
-        if seat is not None:
-            self.seats.discard(seat)
+        if buffer is not None:
+            self.readers.discard(buffer)
 
-    def put(self, events: Sequence[Event]) -> None:
+    def put(self, events: Sequence[FeedEvent]) -> None:
         self.position = events[-1].number
-        for seat in list(self.seats):
-            if not seat.put(events):
-                self.seats.discard(seat)
+        for buffer in list(self.readers):
+            if not buffer.put(events):
+                self.readers.discard(buffer)
 
-    def jump(self, look: Snapshot, upcoming: int | None) -> None:
-        """Go on where the feed is: what comes next is not kept, or the numbers went back."""
+    def jump(self, look: FeedSnapshot, upcoming: int | None) -> None:
+        """Continue where the feed is: the next event is not kept, or the numbers went back."""
         event = to_begin_with(look, self.position, upcoming)
         went_back = look.number < self.position
         self.position = event.number if event is not None else 0
-        for seat in list(self.seats):
+        for buffer in list(self.readers):
             if went_back:
-                seat.position = 0
-            if event is not None and not seat.put((event,)):
-                self.seats.discard(seat)
+                buffer.position = 0
+            if event is not None and not buffer.put((event,)):
+                self.readers.discard(buffer)
 
     def fail(self, error: PenstockError) -> None:
-        """Let everybody who sits here know of an error, and go."""
-        for seat in self.seats:
-            seat.fail(error)
-        self.seats.clear()
+        """Pass an error to all readers, and remove them."""
+        for buffer in self.readers:
+            buffer.fail(error)
+        self.readers.clear()
 
     def close(self, error: PenstockError) -> None:
-        """As `fail`, for those who are still to come, too."""
+        """As `fail`, also for later readers."""
         self._closed = error
         self.fail(error)
 
 
-class Seat:
-    """What waits for one reader."""
+class ReaderBuffer:
+    """Events that wait for one reader."""
 
     def __init__(self, position: int, most: int) -> None:
         self.position = position
-        self.events: deque[Event] = deque()
+        self.events: deque[FeedEvent] = deque()
         self.failure: PenstockError | None = None
         self.is_too_slow = False
         self.news = asyncio.Event()
         self._most = most
 
-    def put(self, events: Sequence[Event]) -> bool:
-        """Let events wait for the reader; False if there are too many and it is cut off."""
+    def put(self, events: Sequence[FeedEvent]) -> bool:
+        """Add events for the reader; False if there are too many and it is cut off."""
         if events[0].number <= self.position:
             events = [event for event in events if event.number > self.position]
             if not events:

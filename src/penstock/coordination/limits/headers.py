@@ -1,7 +1,7 @@
-"""Limits as HTTP headers say them: what a provider tells, and what we tell our own callers.
+"""Rate limits in HTTP headers: those of a provider's replies, and those of our own.
 
-Read are `Retry-After`, the IETF's `RateLimit` and `RateLimit-Policy` with their earlier drafts, and
-`X-RateLimit-Limit`, `-Remaining`, `-Used` and `-Reset`. What cannot be understood is passed over.
+Reads `Retry-After`, the IETF's `RateLimit` and `RateLimit-Policy` with their earlier drafts, and
+`X-RateLimit-Limit`, `-Remaining`, `-Used` and `-Reset`. What cannot be parsed is ignored.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from datetime import UTC
 from email.utils import parsedate_to_datetime
 from typing import Final
 
-from penstock.coordination.limits.answer import Answer, Usage, WindowAnswer
 from penstock.coordination.limits.rates import MOST, Rate
+from penstock.coordination.limits.result import LimitResult, Usage, WindowStatus
 
 __all__ = ["read_retry_after", "read_usages", "to_headers"]
 
 _LONGEST_S: Final = 366 * 86_400.0
-_EPOCH_FROM_S: Final = 1e9  # 31 years: nobody waits for so long, so it is a time of day
+_EPOCH_FROM_S: Final = 1e9  # 31 years: too long for a wait, so it is a time of day
 _EPOCH_FROM_MS: Final = 1e11
 _LONGEST_TEXT: Final = 8_192
 
@@ -54,7 +54,7 @@ def read_retry_after(headers: Mapping[str, str], *, now_s: float | None = None) 
 def read_usages(
     headers: Mapping[str, str], known: Iterable[Rate] = (), *, now_s: float | None = None
 ) -> list[Usage]:
-    """Return what the provider tells of its windows; what it leaves out comes from `known`.
+    """Return the windows in a response; what the provider leaves out comes from `known`.
 
     `X-RateLimit-*` do not say for how long their limit holds: it is the period of the known rate
     with the same limit, or of the only known rate. Where even that is unclear, it is None.
@@ -67,7 +67,7 @@ def read_usages(
     return [_with_period(usage, rates) for usage in found]
 
 
-def to_headers(answer: Answer, *, now_s: float | None = None) -> dict[str, str]:
+def to_headers(answer: LimitResult, *, now_s: float | None = None) -> dict[str, str]:
     """Word an answer as headers: every window, the tightest one, and when to come back if refused.
 
     `X-RateLimit-Reset` is a time of day in seconds since 1970, as most read it; the others have
@@ -90,15 +90,15 @@ def to_headers(answer: Answer, *, now_s: float | None = None) -> dict[str, str]:
     return headers
 
 
-def _policy_of(window: WindowAnswer) -> str:
+def _policy_of(window: WindowStatus) -> str:
     return f'"{_name_of(window)}";q={window.limit};w={math.ceil(window.period_s)}'
 
 
-def _state_of(window: WindowAnswer) -> str:
+def _state_of(window: WindowStatus) -> str:
     return f'"{_name_of(window)}";r={window.remaining};t={math.ceil(window.reset_s)}'
 
 
-def _name_of(window: WindowAnswer) -> str:
+def _name_of(window: WindowStatus) -> str:
     return str(Rate(window.limit, round(window.period_s * 1000)))
 
 
@@ -111,9 +111,9 @@ def _lowered(headers: Mapping[str, str]) -> dict[str, str]:
 
 def _now_s(fields: Mapping[str, str], now_s: float | None) -> float:
     """Return the provider's time of day: with it, no clock needs to be right."""
-    told = _date_s(fields.get("date", ""))
-    if told is not None:
-        return told
+    date_s = _date_s(fields.get("date", ""))
+    if date_s is not None:
+        return date_s
     return time.time() if now_s is None else now_s
 
 
@@ -184,16 +184,16 @@ def _standard(fields: Mapping[str, str]) -> list[Usage]:
         # Before they had names, policies were just their numbers: `100;w=60`.
         quota = _count(parameters.get("q")) if "q" in parameters else _count(name)
         usages[name] = Usage(quota, _seconds(parameters.get("w")) or None)
-    told = False
+    has_counts = False
     for name, parameters in _items(fields.get("ratelimit", "")):
         usage = usages.get(name)
         remaining = _count(parameters.get("r"))
         if remaining is None or (usage is None and usages):
             continue
-        told = True
+        has_counts = True
         reset_s = _seconds(parameters.get("t"))
         usages[name] = replace(usage or Usage(None, None), remaining=remaining, reset_s=reset_s)
-    return [usage for usage in usages.values() if usage != Usage(None, None)] if told else []
+    return [usage for usage in usages.values() if usage != Usage(None, None)] if has_counts else []
 
 
 def _draft(fields: Mapping[str, str]) -> list[Usage]:
@@ -216,17 +216,17 @@ def _draft(fields: Mapping[str, str]) -> list[Usage]:
 
 def _customary(fields: Mapping[str, str], now_s: float) -> list[Usage]:
     """Read `X-RateLimit-Limit: 100`, `-Remaining: 50`, `-Reset: 1700000000` or seconds."""
-    told = {
+    entry = {
         name: value
         for name in ("limit", "remaining", "used", "reset")
         for prefix in ("x-ratelimit-", "x-rate-limit-")
         if (value := fields.get(prefix + name)) is not None
     }
-    limit, period_s = _quota(told.get("limit", ""))
-    used, remaining = _count(told.get("used")), _count(told.get("remaining"))
+    limit, period_s = _quota(entry.get("limit", ""))
+    used, remaining = _count(entry.get("used")), _count(entry.get("remaining"))
     if used is None and remaining is None:
         return []
-    reset_s = _wait_s(told["reset"], now_s) if "reset" in told else None
+    reset_s = _wait_s(entry["reset"], now_s) if "reset" in entry else None
     return [Usage(limit, period_s, used=used, remaining=remaining, reset_s=reset_s)]
 
 

@@ -1,4 +1,4 @@
-"""A limit per clock hour, in counters that other programs read and write as well."""
+"""A limit per clock hour, in counters that other programs share."""
 
 from __future__ import annotations
 
@@ -7,36 +7,37 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Final
 
+from penstock.coordination.limits.keys import HourlyLimitKeys
+from penstock.coordination.limits.scripts import LimitScripts
 from penstock.errors import SettingError
 from penstock.redis.client import Client
 
 __all__ = ["HourlyCount", "HourlyLimit"]
 
 _HOUR_MS: Final = 3_600_000
-_ANY_HOUR: Final = "1970-01-01_00"
 
 
 @dataclass(frozen=True, slots=True)
 class HourlyCount:
-    """How an hour stands; unpacked, what the original script answers.
+    """The count of an hour; unpacks into count and allowed.
 
     count, allowed = await limit.increment()
     """
 
     count: int
-    """Calls in this hour, the ones just counted among them."""
+    """Calls in this hour, including those just counted."""
     allowed: bool
     """Whether these calls were counted, and so may be made."""
     limit: int
-    """Calls that an hour has, those never given out included."""
+    """Calls per hour, including the buffer that is never granted."""
     remaining: int
-    """Calls still to be had in this hour."""
+    """Calls left in this hour."""
     hour: str
     """`2024-09-17_14`, in UTC and by the server's clock."""
     reset_s: float
     """Until the next hour begins."""
     max_grantable: int
-    """The most that any hour gives out: asking for more in one go is an error."""
+    """The most that any hour grants: asking for more at once is an error."""
 
     def __iter__(self) -> Iterator[int | bool]:
         yield self.count
@@ -58,11 +59,10 @@ class HourlyLimit:
         if await limit.increment():
             ...  # make the call
 
-    `settings.hourly` (`CALL_LIMIT_PER_HOUR`, `COURTLISTENER_SAFETY_BUFFER`,
-    `REDIS_COUNTER_TTL_HOURS`) says how many. The counters are the keys
-    `courtlistener:rate_limit:<hour>`, plain numbers that any program may read.
+    `settings.hourly` has the limit. The counters (the key family `hourly_limit.count`) are plain
+    numbers that any program may read and increment.
 
-    A clock hour is not what providers count: up to twice the limit fits around the turn of an hour.
+    Providers do not count by clock hours: up to twice the limit fits around the turn of an hour.
     `Limit` holds for every hour, whenever it begins; this is for programs that share the counters.
     """
 
@@ -72,21 +72,20 @@ class HourlyLimit:
             raise SettingError("hourly.buffer", settings.buffer, f"less than {settings.limit}")
         self._client = client
         self._settings = settings
-        counter = client.keys.hourly_limit().count(_ANY_HOUR)
-        self._counters = counter.removesuffix(_ANY_HOUR)
+        self._keys = HourlyLimitKeys.of(client.keys)
 
     async def increment(self, n: int = 1) -> HourlyCount:
         """Count `n` calls, all or none; before they are made, and each repeat again.
 
-        Whether there is room and in which hour is decided by the server. `OutcomeUnknown` means
-        that they may be counted: take them for spent.
+        The server's clock decides the hour. After `OutcomeUnknown` they may be counted: treat
+        them as spent.
         """
         if type(n) is not int or not 1 <= n <= self._most:
             raise SettingError("n", n, f"a whole number from 1 to {self._most}")
         return await self._count(n)
 
     async def status(self) -> HourlyCount:
-        """How this hour stands; `allowed` says whether one more call could be had."""
+        """The count of this hour; `allowed` is whether one more call would be."""
         return await self._count(0)
 
     @property
@@ -95,8 +94,8 @@ class HourlyLimit:
 
     async def _count(self, calls: int) -> HourlyCount:
         settings = self._settings
-        count, allowed, now_ms = await self._client.scripts.count_hour(
-            counters=self._counters,
+        count, allowed, now_ms = await LimitScripts.of(self._client).count_hour(
+            counters=self._keys.prefix,
             calls=calls,
             limit=settings.limit,
             buffer=settings.buffer,
@@ -105,7 +104,7 @@ class HourlyLimit:
         remaining = max(0, self._most - count)
         return HourlyCount(
             count=count,
-            allowed=allowed if calls else remaining > 0,
+            allowed=bool(allowed) if calls else remaining > 0,
             limit=settings.limit,
             remaining=remaining,
             hour=f"{datetime.fromtimestamp(now_ms // 1000, UTC):%Y-%m-%d_%H}",

@@ -11,25 +11,23 @@ from typing import Any, Final, Literal, Self, Unpack
 
 import msgspec
 
-from penstock.coordination.hints import Hints
-from penstock.coordination.limits.answer import Answer, Usage
-from penstock.coordination.limits.asking import Asker, Question, check_priority
-from penstock.coordination.limits.gate import LimitGate
-from penstock.coordination.limits.leased import LeasedPermits
-from penstock.coordination.limits.lines import LocalLines
-from penstock.coordination.limits.provider import counted_by_provider
+from penstock.coordination.limits.client import AcquireRequest, LimitClient, check_priority
+from penstock.coordination.limits.keys import LimitKeys
+from penstock.coordination.limits.local_fallback import LocalFallback
+from penstock.coordination.limits.prefetched import PrefetchedPermits
 from penstock.coordination.limits.rates import MOST, Windows, parse_rates
-from penstock.coordination.limits.reservation import Reservation
-from penstock.coordination.limits.setting import LimitSetting, SettingWords, setting_of
-from penstock.coordination.limits.share import LocalShare
-from penstock.coordination.saying import seconds_of
-from penstock.errors import LimitReached, NotOpen, ServerError, SettingError
+from penstock.coordination.limits.result import LimitResult, Usage, counted_by_provider
+from penstock.coordination.limits.scripts import LimitScripts, PermitUse
+from penstock.coordination.limits.setting import LimitSetting, LimitSettingKwargs, setting_of
+from penstock.coordination.limits.waiters import LimitWaiters
+from penstock.coordination.values import seconds_of
+from penstock.coordination.wakeups import Wakeups
+from penstock.errors import LimitReached, NotOpen, Rejected, ServerError, SettingError
+from penstock.queues.options import GateDecision
 from penstock.redis.client import Client
-from penstock.redis.keys.coordination import LimitKeys
 from penstock.redis.keys.names import check_name
-from penstock.redis.wire import Argument
 
-__all__ = ["EVERYONE", "Away", "Limit", "LimitWords"]
+__all__ = ["EVERYONE", "Away", "Limit", "LimitGate", "LimitKwargs", "Reservation"]
 
 EVERYONE: Final = "all"
 """The key of a limit that is not counted for each client apart."""
@@ -37,8 +35,8 @@ Away = Literal["closed", "share"]
 _AWAY_RETRY_S: Final = 1.0
 
 
-class LimitWords(SettingWords, total=False):
-    """What can be said about a limit besides its windows: see `Penstock.limit`."""
+class LimitKwargs(LimitSettingKwargs, total=False):
+    """Options of a limit besides its windows: see `Penstock.limit`."""
 
     lease: int
     away: Away
@@ -48,13 +46,13 @@ class LimitWords(SettingWords, total=False):
 class Limit:
     """At most so many calls in each of several windows, over all processes.
 
-        limit = app.limit("courtlistener", ["5/min", "50/hour", "125/day"])
+        limit = app.limit("search-api", ["5/min", "50/hour", "125/day"])
 
-        answer = await limit.try_acquire()
-        if not answer:
-            print(f"again in {answer.retry_after_s} s")
+        result = await limit.try_acquire()
+        if not result:
+            print(f"again in {result.retry_after_s} s")
 
-        await limit.acquire(timeout=60)         # waits for its turn; LimitReached after a minute
+        await limit.acquire(timeout_s=60)       # waits for its turn; LimitReached after a minute
 
     `key` counts for each client, account or address apart. A cost above 1 weighs more.
     """
@@ -68,20 +66,20 @@ class Limit:
         lease: int = 0,
         away: Away = "closed",
         share: float = 0.0,
-        hints: Hints | None = None,
+        wakeups: Wakeups | None = None,
     ) -> None:
         self.name = check_name("limit", name)
         self.client = client
-        self._asker = Asker(client, name, setting)
+        self._server = LimitClient(client, name, setting)
         if type(lease) is not int or not 0 <= lease <= MOST:
             raise SettingError("limit.lease", lease, "how many permits to take in advance, or 0")
         if away not in {"closed", "share"}:
             raise SettingError("limit.away", away, "'closed' or 'share'")
         if (away == "share") != (0 < share <= 1):
             raise SettingError("limit.share", share, "the part of each process, with away='share'")
-        self._leased = LeasedPermits(self, lease, hints) if lease else None
-        self._local = LocalShare(setting, share) if away == "share" else None
-        self._lines = LocalLines(self, self._asker)
+        self._prefetched = PrefetchedPermits(self, lease, wakeups) if lease else None
+        self._fallback = LocalFallback(setting, share) if away == "share" else None
+        self._waiters = LimitWaiters(self, self._server)
 
     @classmethod
     def of(
@@ -89,76 +87,78 @@ class Limit:
         client: Client,
         name: str,
         windows: Windows,
-        hints: Hints | None = None,
-        **words: Unpack[LimitWords],
+        wakeups: Wakeups | None = None,
+        **options: Unpack[LimitKwargs],
     ) -> Self:
-        """Make a limit of the words that `Penstock.limit` takes."""
-        told: dict[str, Any] = {**words}
-        own = {word: told.pop(word) for word in ("lease", "away", "share") if word in told}
-        return cls(client, name, setting_of(windows, **told), hints=hints, **own)
+        """Make a limit with the options that `Penstock.limit` takes."""
+        setting: dict[str, Any] = {**options}
+        own = {name: setting.pop(name) for name in ("lease", "away", "share") if name in setting}
+        return cls(client, name, setting_of(windows, **setting), wakeups=wakeups, **own)
 
     def __repr__(self) -> str:
         return f"Limit({self.name!r}, {', '.join(map(str, self.setting.rates))})"
 
     @property
     def setting(self) -> LimitSetting:
-        """How it is set, as far as this process knows."""
-        return self._asker.setting
+        """The windows and the algorithm, as this process last read them."""
+        return self._server.setting
 
     # ---- permits
 
-    async def try_acquire(self, cost: int = 1, *, key: str = EVERYONE, priority: int = 0) -> Answer:
-        """Take permits if there are enough now, and nobody waits for them; never waits itself.
+    async def try_acquire(
+        self, cost: int = 1, *, key: str = EVERYONE, priority: int = 0
+    ) -> LimitResult:
+        """Take permits if there are enough now and no caller waits for them; does not wait.
 
-        While the server is away nobody is let through, unless the limit says `away="share"`.
+        While the server is away every call is refused, unless the limit has `away="share"`.
         """
-        if self._leased is not None:
-            if (answer := self._leased.take(key, cost)) is not None:
-                return answer
-            return await self._leased.refill(key, _checked_cost(cost), priority)
+        if self._prefetched is not None:
+            if (result := self._prefetched.take(key, cost)) is not None:
+                return result
+            return await self._prefetched.refill(key, _checked_cost(cost), priority)
         try:
-            answer = await self._asker.plain(key, _checked_cost(cost), priority)
+            result = await self._server.plain(key, _checked_cost(cost), priority)
         except ServerError as error:
-            return self.unanswered(error, key, cost)
-        self.note(key, answer.granted)
-        return answer
+            return self.fall_back(error, key, cost)
+        self.note(key, result.granted)
+        return result
 
     async def acquire(
         self,
         cost: int = 1,
         *,
-        timeout: float | timedelta | None = None,  # noqa: ASYNC109  part of the answer, not of the waiting
+        timeout_s: float | timedelta | None = None,
         key: str = EVERYONE,
         priority: int = 0,
-    ) -> Answer:
-        """Wait for permits: in the order of asking, those of higher `priority` first.
+    ) -> LimitResult:
+        """Wait for permits: first come, first served, callers of higher `priority` first.
 
-        LimitReached if they will not come within `timeout` seconds; mostly that is known at once.
+        LimitReached if they will not come within `timeout_s`; mostly that is known at once.
         """
-        if self._leased is not None:
-            answer = await self.try_acquire(cost, key=key, priority=priority)
-            if answer.allowed:
-                return answer
-        return await self._wait(_checked_cost(cost), timeout, key, priority)
+        if self._prefetched is not None:
+            result = await self.try_acquire(cost, key=key, priority=priority)
+            if result.allowed:
+                return result
+        return await self._wait(_checked_cost(cost), timeout_s, key, priority)
 
     async def reserve(
         self,
         cost: int,
         *,
-        timeout: float | timedelta | None = 0,  # noqa: ASYNC109
+        timeout_s: float | timedelta | None = 0,
         key: str = EVERYONE,
         priority: int = 0,
     ) -> Reservation:
         """Take permits for a cost that is known only later; then `settle` it, or `refund` it.
 
-        What is never settled stays spent: nobody can know whether the call was made.
+        What is never settled stays spent: the call may have been made.
         """
-        answer = await self._wait(_checked_cost(cost), timeout, key, priority)
-        return Reservation(self, key, answer)
+        result = await self._wait(_checked_cost(cost), timeout_s, key, priority)
+        return Reservation(self, key, result)
 
     @asynccontextmanager
     async def reserved(self, cost: int, **options: Any) -> AsyncGenerator[Reservation]:
-        """`reserve` for a block: an exception in it refunds, its end keeps what is not settled."""
+        """`reserve` for a block: an exception in it refunds, else what is not settled is spent."""
         reservation = await self.reserve(cost, **options)
         try:
             yield reservation
@@ -167,19 +167,19 @@ class Limit:
                 await reservation.refund()
             raise
 
-    async def peek(self, *, key: str = EVERYONE) -> Answer:
-        """What is left, without taking any."""
-        return await self.ask(Question(key, 0))
+    async def peek(self, *, key: str = EVERYONE) -> LimitResult:
+        """Read what is left, without taking any."""
+        return await self.ask(AcquireRequest(key, 0))
 
-    # ---- what the other side says
+    # ---- what the provider reports
 
     async def penalise(self, retry_after: float | timedelta, *, key: str = EVERYONE) -> float:
-        """Stop everybody for so many seconds; how long it lasts now. 0 lifts a penalty."""
+        """Refuse all calls for so many seconds; how long that lasts now. 0 lifts a penalty."""
         penalty_ms = _whole_ms(retry_after)
-        if self._leased is not None:
-            self._leased.drop(key)
-        setting = await self._asker.refresh()
-        lasts_ms = await self.client.scripts.penalise_limit(
+        if self._prefetched is not None:
+            self._prefetched.drop(key)
+        setting = await self._server.refresh()
+        lasts_ms = await LimitScripts.of(self.client).penalise_limit(
             keys=self.keys(key),
             algorithm=self.setting.algorithm,
             penalty_ms=penalty_ms,
@@ -188,30 +188,30 @@ class Limit:
         return lasts_ms / 1000
 
     async def reconcile(self, usages: Sequence[Usage], *, key: str = EVERYONE) -> None:
-        """Count what the provider has counted besides our calls.
+        """Add what the provider has counted besides our calls.
 
-        Its windows are told apart by their length; those that this limit has not are passed over.
-        Where it has counted less than we have, ours holds. What makes no sense is passed over.
+        Windows are matched by their length; those that this limit does not have, and values that
+        make no sense, are ignored. Where the provider has counted less than we have, ours holds.
         """
-        setting = await self._asker.refresh()
-        told = counted_by_provider(usages, self.setting)
-        if all(used < 0 for used, _ in told):
+        setting = await self._server.refresh()
+        counted = counted_by_provider(usages, self.setting)
+        if all(used < 0 for used, _ in counted):
             return
-        await self.client.scripts.reconcile_limit(
+        await LimitScripts.of(self.client).reconcile_limit(
             keys=self.keys(key),
             algorithm=self.setting.algorithm,
-            told=msgspec.json.encode(told),
+            counted=msgspec.json.encode(counted),
             setting=setting,
         )
 
     async def reset(self, *, key: str = EVERYONE) -> None:
-        """Forget all that was counted for a key, and its penalty; those who wait go on.
+        """Delete all that was counted for a key, and its penalty; callers that wait keep waiting.
 
-        Whatever is stored in the place of the line and is not one is removed as well.
+        Keys of another type in the place of the waiting list are deleted as well.
         """
         keys = self.keys(key)
-        if self._leased is not None:
-            self._leased.drop(key)
+        if self._prefetched is not None:
+            self._prefetched.drop(key)
         foreign = [
             place
             for place, kind in ((keys.waiting, b"zset"), (keys.tickets, b"hash"))
@@ -220,81 +220,136 @@ class Limit:
         await self.client.call("DEL", keys.log, keys.state, *foreign)
 
     async def edit(self, setting: LimitSetting | Windows) -> None:
-        """Set the limit anew for all processes, whatever their code says.
+        """Change the limit for all processes, whatever their code declares.
 
-        Windows such as `["10/min", "100/hour"]` leave the rest as it is; a `LimitSetting` says all.
+        Windows such as `["10/min", "100/hour"]` keep all else; a `LimitSetting` replaces it.
         """
         if not isinstance(setting, LimitSetting):
-            setting = replace(await self._asker.current(), rates=parse_rates(setting))
-        await self._asker.book.edit(self.name, setting)
-        self._asker.forget()
+            setting = replace(await self._server.current(), rates=parse_rates(setting))
+        await self._server.registry.edit(self.name, setting)
+        self._server.forget()
 
     def gate(self, *, key: str = EVERYONE) -> LimitGate:
-        """For `app.queue(…, gate=…)`: jobs are claimed only as far as there are permits."""
+        """For `app.queue(…, gate=…)`: workers claim only as many jobs as there are permits."""
         return LimitGate(self, key)
 
     async def close(self) -> None:
-        """Give back permits that were taken in advance."""
-        if self._leased is not None:
-            await self._leased.close()
+        """Refuse callers that wait with `NotOpen`, and return prefetched permits."""
+        await self._waiters.close()
+        if self._prefetched is not None:
+            await self._prefetched.close()
 
     # ---- for the parts of a limit
 
     def keys(self, key: str) -> LimitKeys:
-        return self._asker.keys(key)
+        return self._server.keys(key)
 
-    async def ask(self, question: Question) -> Answer:
+    async def ask(self, request: AcquireRequest) -> LimitResult:
         """Ask once, without waiting."""
         try:
-            answer = await self._asker.ask(question)
+            result = await self._server.ask(request)
         except ServerError as error:
-            return self.unanswered(error, question.key, question.cost)
-        self.note(question.key, answer.granted)
-        return answer
+            return self.fall_back(error, request.key, request.cost)
+        self.note(request.key, result.granted)
+        return result
 
-    async def settle(
-        self, key: str, permits: Sequence[Argument], *, as_of_now: bool = False
-    ) -> int:
-        """Let permits (id, granted, used, ms logged) weigh what was used."""
-        setting = await self._asker.refresh()
-        return await self.client.scripts.settle_limit(
+    async def settle(self, key: str, permits: PermitUse, *, as_of_now: bool = False) -> int:
+        """Count permits as what was used of them: how many came back."""
+        setting = await self._server.refresh()
+        return await LimitScripts.of(self.client).settle_limit(
             keys=self.keys(key),
             algorithm=self.setting.algorithm,
             permits=permits,
-            as_of_now="1" if as_of_now else "0",
+            as_of_now=as_of_now,
             setting=setting,
         )
 
     def note(self, key: str, cost: int) -> None:
-        """Count permits that this process was granted, for a share of its own."""
-        if self._local is not None:
-            self._local.note(key, cost)
+        """Count permits that this process was granted towards its fallback share."""
+        if self._fallback is not None:
+            self._fallback.note(key, cost)
 
-    def unanswered(self, error: ServerError, key: str, cost: int) -> Answer:
-        """Answer in the place of a server that is away."""
+    def fall_back(self, error: ServerError, key: str, cost: int) -> LimitResult:
+        """Decide without the server; raises the error unless the server is just away."""
         if not error.transient:
             raise error
-        if self._local is not None:
-            return self._local.take(key, cost)
-        return Answer(allowed=False, granted=0, retry_after_s=_AWAY_RETRY_S, reason="away")
+        if self._fallback is not None:
+            return self._fallback.take(key, cost)
+        return LimitResult(allowed=False, granted=0, retry_after_s=_AWAY_RETRY_S, reason="away")
 
     # ---- inside
 
     async def _wait(
         self,
         cost: int,
-        timeout: float | timedelta | None,  # noqa: ASYNC109
+        timeout_s: float | timedelta | None,
         key: str,
         priority: int,
-    ) -> Answer:
-        patience_s = math.inf if timeout is None else seconds_of(timeout, "timeout")
+    ) -> LimitResult:
+        patience_s = math.inf if timeout_s is None else seconds_of(timeout_s, "timeout_s")
         check_priority(priority)
         if patience_s > 0:
-            return await self._lines.wait(key, priority, cost, patience_s)
-        answer = await self.ask(Question(key, cost, priority))
-        if not answer.allowed:
-            raise LimitReached(self.name, key, answer.retry_after_s)
-        return answer
+            return await self._waiters.wait(key, priority, cost, patience_s)
+        result = await self.ask(AcquireRequest(key, cost, priority))
+        if not result.allowed:
+            raise LimitReached(self.name, key, result.retry_after_s)
+        return result
+
+
+class Reservation:
+    """Permits taken for an estimated cost; settled once, later calls have no effect.
+
+    A settlement that the server rejects may be repeated.
+    """
+
+    def __init__(self, limit: Limit, key: str, result: LimitResult) -> None:
+        self.result = result
+        self.cost = result.granted
+        """What was reserved."""
+        self._limit, self._key = limit, key
+        self._settled = False
+
+    async def settle(self, cost: int) -> int:
+        """Report the real cost: how much came back, negative if it was more.
+
+        Each window then counts what was used, as of the time of the reservation.
+        """
+        if type(cost) is not int or not 0 <= cost <= MOST:
+            raise SettingError("cost", cost, f"a whole number from 0 to {MOST}")
+        if self._settled:
+            return 0
+        self._settled = True
+        if cost == self.cost or self.result.permit is None:
+            return 0
+        try:
+            return await self._limit.settle(self._key, self.result.used(cost))
+        except Rejected:
+            self._settled = False  # nothing was done: it may be repeated
+            raise
+
+    async def refund(self) -> int:
+        """Return all permits: the call was not made."""
+        return await self.settle(0)
+
+
+class LimitGate:
+    """A limit in front of a queue: its workers claim as many jobs as there are permits."""
+
+    def __init__(self, limit: Limit, key: str) -> None:
+        self._limit, self._key = limit, key
+        self._granted: dict[str, LimitResult] = {}
+
+    async def admit(self, queue: str, wanted: int) -> GateDecision:
+        """Take up to `wanted` permits."""
+        result = await self._limit.ask(AcquireRequest(self._key, wanted, fewest=1))
+        self._granted[queue] = result
+        return GateDecision(result.granted, result.retry_after_s)
+
+    async def give_back(self, queue: str, count: int) -> None:
+        """Return permits of the last grant: the queue had fewer jobs."""
+        granted = self._granted.pop(queue, None)
+        if granted is not None and granted.permit is not None:
+            await self._limit.settle(self._key, granted.used(max(0, granted.granted - count)))
 
 
 def _checked_cost(cost: int) -> int:

@@ -1,4 +1,4 @@
-"""How a limit is set: what its code says, or what somebody has edited since."""
+"""The setting of a limit: as its code declares it, or as it was edited since."""
 
 from __future__ import annotations
 
@@ -12,7 +12,14 @@ from penstock.coordination.limits.rates import Rate, Windows, parse_rates
 from penstock.errors import DecodeError, SettingError
 from penstock.redis.wire import Argument
 
-__all__ = ["ALGORITHMS", "Algorithm", "LimitSetting", "SettingWords", "StoredSetting", "setting_of"]
+__all__ = [
+    "ALGORITHMS",
+    "Algorithm",
+    "LimitSetting",
+    "LimitSettingKwargs",
+    "StoredSetting",
+    "setting_of",
+]
 
 Algorithm = Literal["exact", "compact", "gcra"]
 ALGORITHMS: Final[tuple[Algorithm, ...]] = ("exact", "compact", "gcra")
@@ -29,18 +36,18 @@ class StoredSetting(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     buffer: float = 0
     margin_ms: int = 0
     edited: bool = False
-    """Whether somebody has set it so: code that says otherwise does not change it."""
+    """Whether it was edited: what code declares does not change it."""
 
 
 @dataclass(frozen=True, slots=True)
 class LimitSetting:
     """What a limit admits.
 
-    - `rates`: what the other side allows.
+    - `rates`: what the provider allows.
     - `buffer`: how much of that is never used: a number, or a part below 1.
-    - `burst`: of the algorithm gcra, how many may come at once; a tenth, if not said.
-    - `margin_ms`: by how much longer each period is taken, for calls that travel unequally long:
-      the other side's period begins when a call arrives, ours before it leaves.
+    - `burst`: of the algorithm gcra, how many may come at once; a tenth by default.
+    - `margin_ms`: by how much each period is extended, for calls that travel unequally long: the
+      provider's period begins when a call arrives, ours before it leaves.
     """
 
     rates: tuple[Rate, ...]
@@ -68,25 +75,25 @@ class LimitSetting:
 
     @property
     def used_rates(self) -> tuple[Rate, ...]:
-        """The rates without the buffer: what is given out."""
+        """The rates without the buffer: what is granted."""
         if not self.buffer:
             return self.rates
         return tuple(Rate(self._without_buffer(rate.limit), rate.period_ms) for rate in self.rates)
 
     def arguments(self, buckets: int) -> tuple[Argument, ...]:
         """As the scripts take it."""
-        told: list[Argument] = [buckets]
+        arguments: list[Argument] = [buckets]
         for rate in self.used_rates:
-            told += (rate.limit, rate.period_ms + self.margin_ms, self._burst_of(rate))
-        return tuple(told)
+            arguments += (rate.limit, rate.period_ms + self.margin_ms, self._burst_of(rate))
+        return tuple(arguments)
 
     def slack_s(self, rate: Rate) -> float:
-        """Of the algorithm gcra: in what time a burst gathers; later permits are lost."""
+        """Of the algorithm gcra: in what time a burst accumulates; later permits are lost."""
         burst = self._burst_of(rate)
         return (burst - 1) * (rate.period_ms + self.margin_ms) / (rate.limit - burst + 1) / 1000
 
     def most_of(self, rate: Rate) -> int:
-        """What can be had of a rate at once."""
+        """What a rate can grant at once."""
         return self._burst_of(rate) if self.algorithm == "gcra" else rate.limit
 
     def _burst_of(self, rate: Rate) -> int:
@@ -107,12 +114,12 @@ class LimitSetting:
 
     @classmethod
     def read(cls, stored: bytes) -> LimitSetting:
-        """Read an entry of the registry; DecodeError for what is none."""
+        """Read an entry of the registry, or raise DecodeError."""
         try:
-            told = msgspec.json.decode(stored, type=StoredSetting)
-            algorithm = cast("Algorithm", told.algorithm)
-            rates = parse_rates(told.windows)
-            return cls(rates, algorithm, told.burst, told.buffer, told.margin_ms, told.edited)
+            entry = msgspec.json.decode(stored, type=StoredSetting)
+            algorithm = cast("Algorithm", entry.algorithm)
+            rates = parse_rates(entry.windows)
+            return cls(rates, algorithm, entry.burst, entry.buffer, entry.margin_ms, entry.edited)
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, SettingError) as error:
             raise DecodeError(f"a limit that cannot be read: {error}", stored) from None
 
@@ -121,8 +128,8 @@ class LimitSetting:
         return max(1, limit - kept)
 
 
-class SettingWords(TypedDict, total=False):
-    """How a limit is set, besides its windows: see `LimitSetting`. `margin` is in seconds."""
+class LimitSettingKwargs(TypedDict, total=False):
+    """Options of a limit besides its windows: see `LimitSetting`. `margin` is in seconds."""
 
     algorithm: Algorithm
     burst: int | None
@@ -138,7 +145,7 @@ def setting_of(
     buffer: float = 0,
     margin: float = 0,
 ) -> LimitSetting:
-    """Check what a caller says; `margin` is in seconds."""
+    """Validate the options of a limit; `margin` is in seconds."""
     is_number = isinstance(margin, int | float) and not isinstance(margin, bool)  # pyright: ignore[reportUnnecessaryIsInstance]
     if not is_number or not 0 <= margin <= _LONGEST_MARGIN_MS / 1000:  # nor is that true of NaN
         raise SettingError("limit.margin", margin, "seconds from 0 to an hour")

@@ -1,1 +1,1 @@
-"""Runs: what a pass over many items has done, what failed in it, and where it goes on."""
+"""Runs: what a pass over many items has done, what failed, and where it continues."""

@@ -1,4 +1,4 @@
-"""What is known of a run, as it is read from the server."""
+"""Runs, their failures, starts and events, as read from the server."""
 
 from __future__ import annotations
 
@@ -8,13 +8,15 @@ from typing import Any, Final, Literal
 
 import msgspec
 
+from penstock.coordination.stored_names import RUN_ID, RUN_PROCESSED
+
 __all__ = [
     "FINAL",
     "OWN_FIELDS",
     "STATUSES",
-    "Failure",
     "FailurePage",
     "RunEvent",
+    "RunFailure",
     "RunRecord",
     "RunStatus",
     "TaskStart",
@@ -34,13 +36,13 @@ FINAL: Final[frozenset[str]] = frozenset({"completed", "failed", "cancelled"})
 
 OWN_FIELDS: Final = frozenset(
     {
-        *("dag_run_id", "kind", "status", "version", "start_time", "started_ms", "updated_ms"),
+        *(RUN_ID, "kind", "status", "version", "start_time", "started_ms", "updated_ms"),
         *("ended_ms", "ends_ms", "checkpoint", "watermark"),
-        # Not stored, but part of what seed 003 promises its readers: see `Run.seed_view`.
-        *("current_hour", "api_calls_this_hour", "dockets_processed", "redis_keys"),
+        # Not stored: see `Run.contract_view`.
+        *("current_hour", "api_calls_this_hour", RUN_PROCESSED, "redis_keys"),
     }
 )
-"""Fields of a run's hash that have a meaning; everything else in it is a fact of the caller's."""
+"""Fields of a run's hash that Penstock uses; all others are facts of the caller."""
 
 
 class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
@@ -83,7 +85,7 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
         texts = _texts(stored)
         get = texts.get
         return cls(
-            id=run,  # whatever the hash says: by this it is found again
+            id=run,  # not that of the hash: by this it is found
             kind=get("kind", ""),
             status=get("status", ""),
             version=_int(get("version")) or 0,
@@ -101,8 +103,8 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
-class Failure(msgspec.Struct, frozen=True, kw_only=True):
-    """Something that failed in a run and is not settled. Times are epoch ms."""
+class RunFailure(msgspec.Struct, frozen=True, kw_only=True):
+    """An item that failed in a run and is not resolved. Times are epoch ms."""
 
     item: str
     """Its id; bytes that are not UTF-8 are shown as `\\xHH`."""
@@ -113,7 +115,7 @@ class Failure(msgspec.Struct, frozen=True, kw_only=True):
     first_ms: int | None = None
     last_ms: int | None = None
     due_ms: int | None = None
-    """When it is to be tried again; None for never, unless somebody does so by hand."""
+    """When it is retried; None for never."""
     api_calls: int = 0
     """Calls that its attempts made, all together."""
     raw: bytes = b""
@@ -121,9 +123,9 @@ class Failure(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class FailurePage(msgspec.Struct, frozen=True, kw_only=True):
-    """Some failures, and where the next ones begin."""
+    """A page of failures."""
 
-    failures: list[Failure]
+    failures: list[RunFailure]
     cursor: str | None = None
     """For the next page; None if this is the last."""
 
@@ -138,7 +140,7 @@ class TaskStart(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RunEvent(msgspec.Struct, frozen=True, kw_only=True):
-    """Something that happened in a run; they are numbered from 1."""
+    """An event of a run; numbered from 1."""
 
     number: int
     type: str
@@ -162,7 +164,7 @@ class _FailureInfo(msgspec.Struct, frozen=True):
     api_calls: float = 0
 
 
-def read_failures(rows: Sequence[bytes]) -> list[Failure]:
+def read_failures(rows: Sequence[bytes]) -> list[RunFailure]:
     """Read rows of id, score and facts."""
     return [
         _failure(item, score, info)
@@ -170,14 +172,14 @@ def read_failures(rows: Sequence[bytes]) -> list[Failure]:
     ]
 
 
-def _failure(item: bytes, score: bytes, stored: bytes) -> Failure:
+def _failure(item: bytes, score: bytes, stored: bytes) -> RunFailure:
     try:
         info = msgspec.json.decode(stored, type=_FailureInfo)
     except _UNREADABLE:
         info = _FailureInfo()
     due = float(score)
     name = item.decode(errors="backslashreplace")
-    return Failure(
+    return RunFailure(
         item=name,
         raw=b"" if name.encode() == item else item,
         attempts=int(info.attempts),

@@ -1,4 +1,4 @@
-"""One run: its status, its facts, its tasks and how far it is."""
+"""One run: its status, facts, tasks and checkpoint."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ import msgspec
 from penstock.coordination.feeds.feed import Feed
 from penstock.coordination.feeds.hub import FeedHub
 from penstock.coordination.limits.hourly import HourlyLimit
-from penstock.coordination.runs.acting import ask
+from penstock.coordination.limits.keys import HourlyLimitKeys
 from penstock.coordination.runs.items import MOST_AT_ONCE, RunItems
+from penstock.coordination.runs.keys import RunKeys
 from penstock.coordination.runs.records import (
     FINAL,
     RunEvent,
@@ -21,7 +22,8 @@ from penstock.coordination.runs.records import (
     read_events,
     read_starts,
 )
-from penstock.coordination.runs.values import (
+from penstock.coordination.runs.scripts import RunScripts
+from penstock.coordination.runs.validation import (
     Watermark,
     check_expected,
     check_facts,
@@ -32,19 +34,21 @@ from penstock.coordination.runs.values import (
     check_watermark,
     check_whole,
 )
+from penstock.coordination.stored_names import RUN_ID, RUN_PROCESSED
+from penstock.delivery.message_sizes import MessageSizes
+from penstock.delivery.queries import ask
 from penstock.errors import InvalidItem, NotOpen, RunMissing
 from penstock.redis.client import Client
 from penstock.redis.codec import Codec
 from penstock.redis.wire import Command, Reply
-from penstock.topics.sizes import Sizes
 
 __all__ = ["Run", "read_run", "run_reads"]
 
-_MOST_TOLD: Final = 1024
-"""Bytes of a cursor that stand in its event as well."""
+_LARGEST_SHOWN: Final = 1024
+"""Bytes of a cursor that its event contains as well."""
 _FIRST: Final = 50
 _MOST_BYTES: Final = 4 * 1024 * 1024
-"""Of events that are read at once, as far as the sizes of earlier ones tell."""
+"""Of events that are read at once, estimated by the sizes of earlier ones."""
 
 
 class Run(RunItems):
@@ -52,20 +56,20 @@ class Run(RunItems):
 
         run = await app.runs.start("manual_2024-09-17T14:30:00+00:00", kind="harvest")
         await run.move("running")
-        for docket in dockets:
-            if await run.is_processed(docket):
+        for item in items:
+            if await run.is_processed(item):
                 continue
             try:
                 ...
             except Exception as error:
-                await run.fail(docket, error)
+                await run.fail(item, error)
             else:
-                await run.mark_processed(docket)
+                await run.mark_processed(item)
         await run.checkpoint({"page": 7}, watermark="2024-09-17T14:00:00Z")
         await run.finish()
 
-    Each call is one script: it happens wholly or not at all. A lost answer is asked for again, and
-    nothing is done twice. `RunMissing` if there is no such run (any more).
+    Each call is one script: it happens wholly or not at all. A call whose reply is lost is
+    repeated, and nothing is done twice. `RunMissing` if there is no such run.
     """
 
     def __init__(
@@ -74,7 +78,7 @@ class Run(RunItems):
         super().__init__(client, codec, run_id)
         self._hub = hub
         self.created = False
-        """Whether it was `Runs.start` here that made it, and not an earlier one."""
+        """Whether this `Runs.start` created it, and not an earlier one."""
         # JSON that other programs can read, too: never compressed.
         plain = client.settings.codec
         self._encode = Codec(replace(plain, compress_above=plain.max_inflated)).encoder(Any)
@@ -83,11 +87,11 @@ class Run(RunItems):
         return f"Run({self.id!r})"
 
     async def record(self) -> RunRecord:
-        """Read what is known of the run; one round trip."""
-        found = read_run(self.id, await ask(self.client, run_reads(self.client, self.id)))
-        if found is None:
+        """Read the run; one round trip."""
+        record = read_run(self.id, await ask(self.client, run_reads(self.client, self.id)))
+        if record is None:
             raise RunMissing(self.id)
-        return found
+        return record
 
     # ---- status
 
@@ -99,7 +103,7 @@ class Run(RunItems):
         version: int | None = None,
         facts: Mapping[str, str] | None = None,
     ) -> int:
-        """Take the run to another status, and note facts with it; its new version.
+        """Change the status of the run, and facts with it; its new version.
 
             created → running ⇄ paused → completed, failed or cancelled
 
@@ -128,7 +132,7 @@ class Run(RunItems):
         return await self._change("running", FINAL, version, None, reopen=True)
 
     async def note(self, facts: Mapping[str, str], *, version: int | None = None) -> int:
-        """Note facts, whatever the run's status; its new version. `RunConflict` as for `move`."""
+        """Set facts, whatever the run's status; its new version. `RunConflict` as for `move`."""
         if not facts:
             raise InvalidItem("no facts to note")
         return await self._change("", None, version, facts)
@@ -142,13 +146,13 @@ class Run(RunItems):
         *,
         reopen: bool = False,
     ) -> int:
-        expected, of_version, told = (
+        expected, of_version, stored_facts = (
             check_expected(expect),
             check_version(version),
             check_facts(facts),
         )
         return await self._compare(
-            lambda token: self.client.scripts.change_run(
+            lambda token: RunScripts.of(self.client).change_run(
                 keys=self.keys,
                 token=token,
                 to=to,
@@ -157,11 +161,11 @@ class Run(RunItems):
                 reopen=reopen,
                 keep_ms=self._keep_ms,
                 cap=self._cap,
-                facts=told,
+                facts=stored_facts,
             )
         )
 
-    # ---- how far it is
+    # ---- checkpoint
 
     async def checkpoint(
         self,
@@ -171,7 +175,7 @@ class Run(RunItems):
         version: int | None = None,
         force: bool = False,
     ) -> int:
-        """Save where to go on, and up to what all is done; the run's new version.
+        """Save where to continue, and up to what all is done; the run's new version.
 
         `cursor` is anything that is JSON. `watermark` is a number, a text or a datetime; one that
         is lower than that of the run leaves it where it is, unless `force` says otherwise. Texts
@@ -184,7 +188,7 @@ class Run(RunItems):
             check_version(version),
         )
         return await self._compare(
-            lambda token: self.client.scripts.save_checkpoint(
+            lambda token: RunScripts.of(self.client).save_checkpoint(
                 keys=self.keys,
                 token=token,
                 cursor=stored,
@@ -192,7 +196,7 @@ class Run(RunItems):
                 force=force,
                 version=of_version,
                 cap=self._cap,
-                most_told=_MOST_TOLD,
+                largest_shown=_LARGEST_SHOWN,
             )
         )
 
@@ -201,15 +205,15 @@ class Run(RunItems):
     async def note_task_start(
         self, task: str, *, attempt: int = 1, map_index: int | None = None
     ) -> bool:
-        """Note that a task began; whether it is the first time that it did.
+        """Record that a task began; whether it is its first start.
 
-        A task with a `map_index` is one for each index. The first time stays what it is; each
-        attempt is noted beside it, once.
+        A task with a `map_index` is one task for each index. The first start is kept; each attempt
+        is recorded beside it, once.
         """
         check_task(task, attempt, map_index)
         label = task if map_index is None else f"{task}[{map_index}]"
         first = await self._act(
-            lambda token: self.client.scripts.note_start(
+            lambda token: RunScripts.of(self.client).note_start(
                 keys=self.keys,
                 task_start=self.keys.task_start(label),
                 token=token,
@@ -231,7 +235,7 @@ class Run(RunItems):
             found |= zip(some[::2], some[1::2], strict=True)
         return read_starts([part for one in found.items() for part in one])
 
-    # ---- what others see
+    # ---- events
 
     @property
     def feed(self) -> Feed:
@@ -248,13 +252,13 @@ class Run(RunItems):
         )
 
     async def events(self, after: int = 0, limit: int = 100) -> list[RunEvent]:
-        """What happened after event number `after`, in order, as far as it is kept."""
+        """Events after number `after`, in order, as far as they are kept."""
         check_whole("after", after, 0)
         check_whole("limit", limit, 1)
         return read_events(await self._entries("XRANGE", f"({after}-0", "+", limit))
 
     async def last_events(self, limit: int = 10) -> list[RunEvent]:
-        """What happened last, in order."""
+        """The latest events, in order."""
         check_whole("limit", limit, 1)
         return read_events(reversed(await self._entries("XREVRANGE", "+", "-", limit)))
 
@@ -262,7 +266,7 @@ class Run(RunItems):
         self, command: Literal["XRANGE", "XREVRANGE"], start: str, end: str, limit: int
     ) -> list[Any]:
         """Entries of the run's events, read in pages that are bounded by bytes."""
-        sizes, entries = Sizes(_MOST_BYTES, first=_FIRST), list[Any]()
+        sizes, entries = MessageSizes(_MOST_BYTES, first=_FIRST), list[Any]()
         while len(entries) < limit:
             count = min(MOST_AT_ONCE, limit - len(entries), sizes.fitting())
             some = await self.client.call(command, self.keys.events, start, end, "COUNT", count)
@@ -273,8 +277,8 @@ class Run(RunItems):
             start = f"({some[-1][0].decode()}"
         return entries
 
-    async def seed_view(self) -> dict[str, str]:
-        """The fields of the hash that seed 003 describes, with lists and objects as JSON.
+    async def contract_view(self) -> dict[str, str]:
+        """The fields of the hash that existing programs expect, with lists and objects as JSON.
 
         The calls of this hour are those that `HourlyLimit` counts: no copy of them is stored.
         Reads the ids of all items that were processed.
@@ -283,26 +287,26 @@ class Run(RunItems):
         hour = await HourlyLimit(self.client).status()
         processed = sorted({item async for item in self.iter_processed()})
         keys = {
-            "state_key": self.keys.pipeline,
-            "counter_key": self.client.keys.hourly_limit().count(hour.hour),
+            "state_key": self.keys.record,
+            "counter_key": HourlyLimitKeys.of(self.client.keys).count(hour.hour),
             "failed_key": self.keys.failed(hour.hour),
         }
         return {
-            "dag_run_id": record.id,
+            RUN_ID: record.id,
             "start_time": record.start_time,
             "current_hour": hour.hour,
             "api_calls_this_hour": str(hour.count),
             "status": record.status,
-            "dockets_processed": msgspec.json.encode(processed).decode(),
+            RUN_PROCESSED: msgspec.json.encode(processed).decode(),
             "redis_keys": msgspec.json.encode(keys).decode(),
         }
 
 
 def run_reads(client: Client, run_id: str) -> list[Command]:
     """The commands whose replies `read_run` reads."""
-    keys = client.keys.run(run_id)
+    keys = RunKeys.of(client.keys, run_id)
     return [
-        ("HGETALL", keys.pipeline),
+        ("HGETALL", keys.record),
         ("SCARD", keys.processed),
         ("ZCARD", keys.failures),
         ("HGET", keys.feed, "seq"),
@@ -310,6 +314,6 @@ def run_reads(client: Client, run_id: str) -> list[Command]:
 
 
 def read_run(run_id: str, replies: list[Reply]) -> RunRecord | None:
-    """What is known of a run; None if there is no such run."""
+    """The record of a run; None if there is no such run."""
     stored, processed, failures, events = replies
     return RunRecord.of(run_id, stored, processed, failures, events) if stored else None

@@ -9,21 +9,24 @@ from contextlib import suppress
 from typing import Final
 
 from penstock.coordination.feeds.hub import FeedHub
-from penstock.coordination.repeating import until_known
+from penstock.coordination.runs.keys import RunKeys, RunsKeys
 from penstock.coordination.runs.records import RunRecord
 from penstock.coordination.runs.run import Run, read_run, run_reads
-from penstock.coordination.runs.values import (
+from penstock.coordination.runs.scripts import RunScripts
+from penstock.coordination.runs.validation import (
     check_facts,
     check_kind,
     check_run,
     check_status,
     check_whole,
 )
+from penstock.coordination.stored_names import RUN_ID
 from penstock.errors import CommandRefused, RunMissing, ServerError
-from penstock.quiet import RateLimitedLog
 from penstock.redis.client import Client
 from penstock.redis.codec import Codec
 from penstock.redis.keys.names import MAX_ID
+from penstock.redis.retry import repeat_until_known
+from penstock.throttled_log import RateLimitedLog
 
 __all__ = ["GRACE_MS", "Runs"]
 
@@ -32,7 +35,7 @@ quiet = RateLimitedLog(logging.getLogger(__name__))
 _PAGE: Final = 100
 _SWEPT_PER_START: Final = 20
 GRACE_MS: Final = 600_000
-"""A run that was registered so lately may be about to get its record."""
+"""A run registered within this time may be about to get its record."""
 
 
 class Runs:
@@ -48,45 +51,46 @@ class Runs:
 
     def __init__(self, client: Client, codec: Codec, hub: FeedHub | None = None) -> None:
         self._client, self._codec, self._hub = client, codec, hub
-        self._registry = client.keys.runs().registry
+        self._registry = RunsKeys.of(client.keys).registry
 
     async def start(
         self, run_id: str, *, kind: str = "harvest", facts: Mapping[str, str] | None = None
     ) -> Run:
-        """Return the run of this id, and make it if there is none: `created` tells which.
+        """Return the run of this id, and create it if there is none: see `Run.created`.
 
         Its status is `created` then. One that is there stays as it is, whatever its status.
         """
-        told = check_facts(facts)
+        stored_facts = check_facts(facts)
         check_kind(kind)
         run = self.open(run_id)
-        if await self._client.call("EXISTS", run.keys.pipeline):
+        if await self._client.call("EXISTS", run.keys.record):
             return run
         await self._sweep_some()
         # First: a process that dies in between leaves an id without a record, which is swept, and
         # no record that nobody knows of.
-        await until_known(
-            lambda: self._client.scripts.register_run(registry=self._registry, run=run_id)
+        await repeat_until_known(
+            lambda: RunScripts.of(self._client).register_run(registry=self._registry, run=run_id)
         )
         token = uuid.uuid4().hex
-        run.created = await until_known(
-            lambda: self._client.scripts.start_run(
+        run.created = await repeat_until_known(
+            lambda: RunScripts.of(self._client).start_run(
                 keys=run.keys,
                 token=token,
                 run=run_id,
                 kind=kind,
                 cap=self._client.settings.feeds.cap,
-                facts=told,
+                id_field=RUN_ID,
+                facts=stored_facts,
             )
         )
         return run
 
     def open(self, run_id: str) -> Run:
-        """Return a run without looking whether there is one."""
+        """Return a run without checking that it exists."""
         return Run(self._client, self._codec, check_run(run_id), self._hub)
 
     async def get(self, run_id: str) -> RunRecord:
-        """Read what is known of a run; `RunMissing` if there is none. One round trip."""
+        """Read a run; `RunMissing` if there is none. One round trip."""
         return await self.open(run_id).record()
 
     async def list(
@@ -95,7 +99,7 @@ class Runs:
         before: str | RunRecord | None = None,
         status: str | None = None,
     ) -> list[RunRecord]:
-        """Show runs, the latest first; `before` is the last one of the page before.
+        """List runs, the latest first; `before` is the last one of the previous page.
 
         Two round trips for each hundred runs that it looks at; with a `status`, that may be all.
         """
@@ -134,7 +138,7 @@ class Runs:
     async def _records(self, ids: list[bytes]) -> dict[bytes, RunRecord | None]:
         """What is known of runs, by their ids; None for those that are gone.
 
-        What somebody else has stored there is left out: one such run hides no other.
+        Foreign entries are left out: one of them hides no run.
         """
         names = _names(ids)
         reads = [run_reads(self._client, name) for name in names.values()]
@@ -155,11 +159,11 @@ class Runs:
     # ---- the registry
 
     async def _sweep_some(self) -> None:
-        """Look at a few runs by chance, so that those that are gone do not become ever more."""
+        """Check some random runs, so that expired ones do not accumulate."""
         ids: list[bytes] = await self._client.call("ZRANDMEMBER", self._registry, _SWEPT_PER_START)
         names = _names(ids)
         there = await self._client.pipeline(
-            [("EXISTS", self._client.keys.run(name).pipeline) for name in names.values()]
+            [("EXISTS", RunKeys.of(self._client.keys, name).record) for name in names.values()]
         )
         await self._forget([id_ for id_, one in zip(names, there, strict=True) if one == 0])
 
@@ -167,15 +171,15 @@ class Runs:
         for start in range(0, len(ids), _PAGE):
             part = ids[start : start + _PAGE]
             try:
-                await self._client.scripts.forget_runs(
+                await RunScripts.of(self._client).forget_runs(
                     registry=self._registry, grace_ms=GRACE_MS, runs=part
                 )
             except ServerError:
-                return  # whoever looks next does it
+                return  # the next caller does it
 
 
 def _names(ids: Iterable[bytes]) -> dict[bytes, str]:
-    """Ids that can be those of runs, and the runs' names; what else is in the registry stays."""
+    """Ids that can be those of runs, decoded; other members of the registry are ignored."""
     names: dict[bytes, str] = {}
     for id_ in ids:
         with suppress(UnicodeDecodeError):

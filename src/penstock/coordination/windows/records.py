@@ -1,4 +1,4 @@
-"""How a window is set, stored: so any worker may close batches of windows it has no code of."""
+"""Stored options of windows: any worker closes batches, also of windows it does not declare."""
 
 from __future__ import annotations
 
@@ -11,24 +11,25 @@ from typing import Annotated, Final, Literal
 import msgspec
 from msgspec import Struct
 
+from penstock.coordination.windows.keys import WindowsKeys
 from penstock.errors import DecodeError, OutOfMemory
 from penstock.queues.options import QueueOptions
 from penstock.queues.queue import Queue
-from penstock.quiet import RateLimitedLog
 from penstock.redis.client import Client
 from penstock.redis.codec import Codec
+from penstock.throttled_log import RateLimitedLog
 from penstock.topics.topic import Topic
 
-__all__ = ["Registration", "WindowRecord", "read_record", "read_records"]
+__all__ = ["WindowRecord", "WindowRegistration", "read_record", "read_records"]
 
 quiet = RateLimitedLog(logging.getLogger(__name__))
 
 _REGISTERED_FOR_S: Final = 60.0
-"""After so long a window is registered anew: somebody may have removed it."""
+"""After so long a window is registered again: its record may have been removed."""
 
 
 _Whole = Annotated[int, msgspec.Meta(ge=-(2**53), le=2**53)]
-"""A whole number that is one in Lua, too; options check the rest."""
+"""An integer that Lua represents exactly; options validate the rest."""
 
 
 class WindowRecord(Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -47,15 +48,15 @@ class WindowRecord(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Most jobs in the queue; 0 for any number."""
     queue_bytes: _Whole = 0
     overflow: str = "reject"
-    """What a full queue does; where callers wait, batches stay open."""
+    """Policy of a full queue; where callers wait, batches stay open."""
 
     @property
     def field(self) -> str:
-        """Its name in the registry. A window that changes its target has two of them for a time."""
+        """Its field in the registry. A window that changes its target has two for a time."""
         return f"{self.name} {self.kind} {self.target}"
 
     def open_target(self, client: Client, codec: Codec) -> Queue | Topic:
-        """What gets the batches, as whoever registered the window uses it."""
+        """The queue or topic that gets the batches, with the options of its record."""
         if self.kind == "topic":
             return Topic(client, codec, self.target)
         overflow = "drop_oldest" if self.overflow == "drop_oldest" else "reject"
@@ -67,11 +68,11 @@ class WindowRecord(Struct, frozen=True, kw_only=True, omit_defaults=True):
         return Queue(client, codec, self.target, options)
 
 
-class Registration:
+class WindowRegistration:
     """Registers one window before its first batch, and every minute while it is used."""
 
-    def __init__(self, client: Client, made: Callable[[], WindowRecord]) -> None:
-        self._client, self._made = client, made
+    def __init__(self, client: Client, make_record: Callable[[], WindowRecord]) -> None:
+        self._client, self._make_record = client, make_record
         self._until = 0.0
         self._asking = asyncio.Lock()
 
@@ -80,11 +81,11 @@ class Registration:
         return time.monotonic() >= self._until
 
     async def renew(self) -> None:
-        """Write the record. A full server that knows it already is no reason to stop."""
+        """Write the record. A full server that has it already is no error."""
         async with self._asking:
             if not self.is_due:
                 return
-            record, key = self._made(), self._client.keys.windows().registry
+            record, key = self._make_record(), WindowsKeys.of(self._client.keys).registry
             try:
                 await self._client.call("HSET", key, record.field, msgspec.json.encode(record))
             except OutOfMemory:
@@ -94,15 +95,15 @@ class Registration:
 
 
 async def read_records(client: Client) -> list[WindowRecord]:
-    """All windows that were ever used and not removed. One round trip."""
-    told = await client.call("HGETALL", client.keys.windows().registry)
+    """All registered windows. One round trip."""
+    entries = await client.call("HGETALL", WindowsKeys.of(client.keys).registry)
     records: list[WindowRecord] = []
-    for field, text in zip(told[::2], told[1::2], strict=True):
+    for field, text in zip(entries[::2], entries[1::2], strict=True):
         try:
             records.append(read_record(text))
         except DecodeError as error:
             name = field.decode(errors="replace")
-            quiet.warning(name, "window %s: its record cannot be read: %s", name, error)
+            quiet.warning(name, "window %s: cannot decode its record: %s", name, error)
     return records
 
 
@@ -111,4 +112,4 @@ def read_record(text: bytes) -> WindowRecord:
     try:
         return msgspec.json.decode(text, type=WindowRecord)
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
-        raise DecodeError(f"no record of a window: {error}", text) from None
+        raise DecodeError(f"not the record of a window: {error}", text) from None

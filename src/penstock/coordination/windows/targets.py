@@ -1,4 +1,4 @@
-"""What gets the batches of a window: a queue, or the partitions of a topic."""
+"""Targets of a window's batches: a queue, or the partitions of a topic."""
 
 from __future__ import annotations
 
@@ -9,63 +9,67 @@ from typing import ClassVar, Literal
 
 import msgspec
 
+from penstock.coordination.stored_names import BATCH_ITEMS, BATCH_KEY
+from penstock.coordination.windows.keys import BatchKeys, WindowIndexKeys, WindowKeys
 from penstock.coordination.windows.options import OVERHEAD_BYTES, WindowOptions
 from penstock.coordination.windows.records import WindowRecord
+from penstock.coordination.windows.scripts import BatchArguments
 from penstock.errors import PenstockError, QueueFull, SettingError, TopicMissing
-from penstock.queues.options import Block
+from penstock.queues.options import WaitForRoom
 from penstock.queues.queue import Queue
-from penstock.redis.keys import Keys, key_slot
-from penstock.redis.window_scripts import WindowPlace
+from penstock.redis.keys.hash_slot import key_slot
+from penstock.redis.keys.space import KeySpace
 from penstock.redis.wire import Argument
-from penstock.topics.facts import open_partitions, read_facts
 from penstock.topics.partitioners import check_partition
+from penstock.topics.storage.keys import PartitionKeys
+from penstock.topics.storage.metadata import open_partitions, read_metadata
 from penstock.topics.topic import Topic
 
-__all__ = ["Place", "QueueTarget", "Target", "TopicTarget", "target_of"]
+__all__ = ["BatchStore", "QueueTarget", "TopicTarget", "WindowTarget", "target_of"]
 
 
-class Place:
+class BatchStore:
     """All windows of one name that close into the same queue or partition."""
 
     def __init__(
         self,
-        keys: Keys,
+        keys: KeySpace,
         beside: str,
         options: WindowOptions,
         target: tuple[str, ...],
-        told: tuple[Argument, ...],
+        arguments: tuple[Argument, ...],
         events: int,
         keep_ms: int,
     ) -> None:
         self.beside, self.target = beside, target[0]
         self.slot = key_slot(self.target) if keys.cluster else None
-        self.index = keys.window_index(beside, options.name)
-        self.pointers = keys.window(beside, "x").current.removesuffix("x:current")
-        self._batches = keys.batch(beside, "x").camera_id.removesuffix("x:camera_id")
-        self.script = WindowPlace(
+        self.index = WindowIndexKeys.of(keys, beside, options.name)
+        self.windows_prefix = WindowKeys.prefix(keys, beside)
+        self._prefix = BatchKeys.prefix(keys, beside)
+        self.script = BatchArguments(
             (self.index.due, self.index.events, self.index.state, *target),
             (
-                *(self._batches, *told),
+                *(self._prefix, *arguments),
                 *map(msgspec.json.encode, (options.key_field, options.items_field)),
-                *(options.max_age_ms, options.idle_ms, events, keep_ms),
+                *(options.max_age_ms, options.idle_ms, events, keep_ms, BATCH_KEY, BATCH_ITEMS),
             ),
         )
 
     def current(self, window: str) -> str:
         """Key of the id of a window's open batch; the window is encoded already."""
-        return f"{self.pointers}{window}:current"
+        return f"{self.windows_prefix}{window}:current"
 
     def seen(self, window: str) -> str:
         """Key of the ids of a window's items."""
-        return f"{self.pointers}{window}:seen"
+        return f"{self.windows_prefix}{window}:seen"
 
     def batch(self, batch: str, field: str) -> str:
-        """Key of one fact about a batch."""
-        return f"{self._batches}{batch}:{field}"
+        """Key of one field of a batch."""
+        return f"{self._prefix}{batch}:{field}"
 
 
-class Target(ABC):
-    """What gets batches."""
+class WindowTarget(ABC):
+    """What gets the batches of a window."""
 
     kind: ClassVar[Literal["queue", "topic"]]
     takes_fast: ClassVar[bool] = False
@@ -77,37 +81,37 @@ class Target(ABC):
         self.name = name
 
     @abstractmethod
-    async def place_to_add(self, key: str) -> Place:
-        """Where the batches of one key are; makes sure that the target is there."""
+    async def store_to_add(self, key: str) -> BatchStore:
+        """Where the batches of one key are stored; creates the target if it is missing."""
 
     @abstractmethod
-    async def place_of(self, key: str) -> Place:
-        """Where the batches of one key are. A topic that is gone is not made again."""
+    async def store_of(self, key: str) -> BatchStore:
+        """Where the batches of one key are stored. A deleted topic is not created again."""
 
     @abstractmethod
-    async def places(self) -> Sequence[Place]:
-        """Every place where there may be batches. `TopicMissing` if there cannot be any."""
+    async def stores(self) -> Sequence[BatchStore]:
+        """Where batches may be stored: one, or one per partition. Raises `TopicMissing`."""
 
     async def got_some(self) -> None:  # noqa: B027  a topic that gets batches is there
-        """Make sure that people find the target, since it has got batches."""
+        """Register the target: it has got batches."""
 
-    async def mend(self, place: Place) -> None:
-        """Make again what is missing at one place, or tell that it is gone for good."""
-        raise TopicMissing(place.beside)
+    async def mend(self, store: BatchStore) -> None:
+        """Create a partition that is missing, or raise `TopicMissing`."""
+        raise TopicMissing(store.beside)
 
     @abstractmethod
     def refusal(self, status: int, length: int) -> PenstockError:
-        """The error for what a script has refused."""
+        """The error for an `AddStatus` or `CloseStatus` that is a refusal."""
 
     async def note_losses(self, jobs: Sequence[bytes]) -> None:  # noqa: B027  most lose none
-        """See to jobs that had to go for a batch and that the script could not read."""
+        """Record compressed jobs that were dropped for a batch."""
 
     def completed(self, record: WindowRecord) -> WindowRecord:
-        """A window's record with what others have to know of the target."""
+        """A window's record with the options of the target."""
         return record
 
 
-class QueueTarget(Target):
+class QueueTarget(WindowTarget):
     """A queue: each batch becomes a raw job."""
 
     kind = "queue"
@@ -116,50 +120,50 @@ class QueueTarget(Target):
     def __init__(self, queue: Queue, options: WindowOptions) -> None:
         super().__init__(queue.name)
         self.queue, self._options = queue, options
-        self._told = queue.plain_target
-        self._place = self._made()
+        self._plain_target = queue.plain_target
+        self._store = self._make_store()
 
-    def _made(self) -> Place:
-        queue, keys, told = self.queue, self.queue.keyring, self._told
+    def _make_store(self) -> BatchStore:
+        queue, keys, plain = self.queue, self.queue.keyring, self._plain_target
         settings = queue.client.settings
         most = settings.queues.max_job_bytes
         if queue.options.max_bytes:
             most = min(most, queue.options.max_bytes)
         _check_fits(self._options, most)
         self.policy, self.patience_s = "block", 0.0
-        if isinstance(told.overflow, Block):
-            self.patience_s = told.overflow.timeout_s
-        elif told.overflow != "reject":
-            self.policy = told.overflow
-        return Place(
+        if isinstance(plain.overflow, WaitForRoom):
+            self.patience_s = plain.overflow.timeout_s
+        elif plain.overflow != "reject":
+            self.policy = plain.overflow
+        return BatchStore(
             queue.client.keys,
             queue.name,
             self._options,
             (keys.waiting, keys.state, keys.counters, keys.overflow, keys.ring, keys.parked),
             (
-                *("queue", queue.name, self.policy, told.max_size, queue.options.max_bytes),
+                *("queue", queue.name, self.policy, plain.max_size, queue.options.max_bytes),
                 *(settings.queues.max_overflow, keys.records, keys.indexes, keys.uniques),
             ),
             settings.windows.events,
             int(settings.queues.keep_s * 1000),
         )
 
-    def _now(self) -> Place:
-        """The place, made anew if the queue was told more about itself meanwhile."""
-        if self.queue.plain_target is not self._told:
-            self._told = self.queue.plain_target
-            self._place = self._made()
-        return self._place
+    def _current(self) -> BatchStore:
+        """The store, made again if the queue was configured meanwhile."""
+        if self.queue.plain_target is not self._plain_target:
+            self._plain_target = self.queue.plain_target
+            self._store = self._make_store()
+        return self._store
 
-    async def place_to_add(self, key: str) -> Place:  # noqa: ARG002  all keys share the queue
+    async def store_to_add(self, key: str) -> BatchStore:  # noqa: ARG002  all keys share the queue
         await self.queue.declared()
-        return self._now()
+        return self._current()
 
-    async def place_of(self, key: str) -> Place:  # noqa: ARG002  as above
-        return self._now()
+    async def store_of(self, key: str) -> BatchStore:  # noqa: ARG002  as above
+        return self._current()
 
-    async def places(self) -> Sequence[Place]:
-        return (self._now(),)
+    async def stores(self) -> Sequence[BatchStore]:
+        return (self._current(),)
 
     def refusal(self, status: int, length: int) -> PenstockError:  # noqa: ARG002  only one reason
         queue = self.queue
@@ -169,10 +173,10 @@ class QueueTarget(Target):
         await self.queue.declared()
 
     async def note_losses(self, jobs: Sequence[bytes]) -> None:
-        await self.queue.adder.note_losses(jobs)
+        await self.queue.enqueuer.note_losses(jobs)
 
     def completed(self, record: WindowRecord) -> WindowRecord:
-        self._now()
+        self._current()
         queue = self.queue
         return msgspec.structs.replace(
             record,
@@ -182,7 +186,7 @@ class QueueTarget(Target):
         )
 
 
-class TopicTarget(Target):
+class TopicTarget(WindowTarget):
     """A topic: each batch becomes a message under the window's key."""
 
     kind = "topic"
@@ -192,43 +196,43 @@ class TopicTarget(Target):
             raise SettingError("window.to", topic.name, "a topic without interop")
         super().__init__(topic.name)
         self.topic, self._options = topic, options
-        self._places: list[Place] = []
+        self._stores: list[BatchStore] = []
         self._count, self._known_until = 0, 0.0
 
-    async def place_to_add(self, key: str) -> Place:
-        return self._place_of(key, (await self.topic.facts()).partitions)
+    async def store_to_add(self, key: str) -> BatchStore:
+        return self._store_of(key, (await self.topic.metadata()).partitions)
 
-    async def place_of(self, key: str) -> Place:
-        return self._place_of(key, await self._partitions())
+    async def store_of(self, key: str) -> BatchStore:
+        return self._store_of(key, await self._partitions())
 
-    async def places(self) -> Sequence[Place]:
+    async def stores(self) -> Sequence[BatchStore]:
         return self._all(await self._partitions())
 
-    async def mend(self, place: Place) -> None:
+    async def mend(self, store: BatchStore) -> None:
         self._known_until = 0.0
-        index = self._all(await self._partitions()).index(place)
+        index = self._all(await self._partitions()).index(store)
         await open_partitions(self.topic.client, self.name, range(index, index + 1))
 
     async def _partitions(self) -> int:
-        """How many there are; the topic itself, asked first, would make them."""
+        """How many there are; `Topic.metadata` would create them."""
         if time.monotonic() >= self._known_until:
             client = self.topic.client
-            self._count = (await read_facts(client, self.name)).partitions
+            self._count = (await read_metadata(client, self.name)).partitions
             self._known_until = time.monotonic() + client.settings.topics.refresh_s
         return self._count
 
-    def _place_of(self, key: str, count: int) -> Place:
+    def _store_of(self, key: str, count: int) -> BatchStore:
         partition = check_partition(self.topic.partitioner.partition(key, count), count)
         return self._all(count)[partition]
 
     def refusal(self, status: int, length: int) -> PenstockError:  # noqa: ARG002  only one reason
         return TopicMissing(self.name)
 
-    def _all(self, count: int) -> list[Place]:
+    def _all(self, count: int) -> list[BatchStore]:
         client, settings = self.topic.client, self.topic.client.settings
-        for index in range(len(self._places), count):
-            stream = client.keys.partition(self.name, index).stream
-            place = Place(
+        for index in range(len(self._stores), count):
+            stream = PartitionKeys.of(client.keys, self.name, index).stream
+            store = BatchStore(
                 client.keys,
                 f"{self.name}:{index}",
                 self._options,
@@ -237,12 +241,12 @@ class TopicTarget(Target):
                 settings.windows.events,
                 0,
             )
-            self._places.append(place)
-        return self._places[:count]
+            self._stores.append(store)
+        return self._stores[:count]
 
 
-def target_of(to: Queue | Topic, options: WindowOptions) -> Target:
-    """What gets the batches; SettingError for what cannot."""
+def target_of(to: Queue | Topic, options: WindowOptions) -> WindowTarget:
+    """The target for a queue or topic; SettingError for anything else."""
     if isinstance(to, Queue):
         return QueueTarget(to, options)
     if isinstance(to, Topic):  # pyright: ignore[reportUnnecessaryIsInstance]

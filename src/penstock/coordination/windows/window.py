@@ -1,4 +1,4 @@
-"""A window in the hands of a program."""
+"""Aggregation windows: items gathered by key into batches."""
 
 from __future__ import annotations
 
@@ -6,42 +6,96 @@ import asyncio
 import time
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from secrets import token_hex
 from typing import Any, Final, Self, Unpack, cast
 
 from penstock.coordination.feeds.feed import Feed
 from penstock.coordination.feeds.hub import FeedHub
-from penstock.coordination.repeating import until_known
-from penstock.coordination.windows.adding import Adding
-from penstock.coordination.windows.batches import Added, OpenBatch
-from penstock.coordination.windows.items import Items
-from penstock.coordination.windows.looking import batch_of, open_batches
-from penstock.coordination.windows.options import WindowOptions, WindowWords
-from penstock.coordination.windows.records import Registration, WindowRecord
-from penstock.coordination.windows.targets import Place, target_of
+from penstock.coordination.windows.batches import OpenBatch, batch_of, open_batches
+from penstock.coordination.windows.options import ItemEncoder, WindowKwargs, WindowOptions
+from penstock.coordination.windows.records import WindowRecord, WindowRegistration
+from penstock.coordination.windows.scripts import (
+    AddReply,
+    AddStatus,
+    CloseReply,
+    CloseStatus,
+    WindowScripts,
+)
+from penstock.coordination.windows.targets import BatchStore, target_of
 from penstock.errors import NotOpen, SettingError
 from penstock.queues.queue import Queue
 from penstock.redis.client import Client
 from penstock.redis.codec import Codec
 from penstock.redis.keys.names import check_name
+from penstock.redis.prepared_call import Prepared, SharedLink
+from penstock.redis.retry import repeat_until_known
 from penstock.topics.topic import Topic
 
-__all__ = ["Window"]
+__all__ = ["AddedItem", "Window"]
 
 CLOSED_AT_ONCE: Final = 20
-"""Batches that one script closes at most; others wait while it runs."""
-_FIRST_LOOK_S, _LONGEST_LOOK_S = 0.005, 0.1
-_REPEATED, _FAST = 2, 3
+"""Batches that one script closes at most; other clients wait while it runs."""
+_FIRST_RETRY_S, _LONGEST_RETRY_S = 0.005, 0.1
+_MOST_PREPARED: Final = 4_096
+"""Keys whose call is kept ready."""
 
-Words = tuple[str, bytes, bytes, bytes, bytes, bytes]
-"""Window, key, item, its id, id of a new batch, id of a fast one: see `Adding.add`."""
+
+@dataclass(frozen=True, slots=True)
+class AddedItem:
+    """What became of an item."""
+
+    batch_id: str
+    """The batch that has it; empty for a repeat whose batch was closed meanwhile."""
+    size: int
+    """Items in that batch by then."""
+    closed: str | None = None
+    """A batch that this call closed: its own, if that was full, else the one before."""
+    is_new: bool = True
+    """False if an item with this id was stored before, be it by this call, repeated after its reply
+    was lost."""
+    fast: bool = False
+    """Whether it went to the high lane at once, as a batch of its own."""
+
+
+class _Adder:
+    """Calls `add_to_window` for one store, prepared once for each key."""
+
+    def __init__(
+        self, client: Client, store: BatchStore, options: WindowOptions, remember_ms: int
+    ) -> None:
+        self._scripts, self._store = WindowScripts.of(client), store
+        self._options, self._remember_ms = options, remember_ms
+        self._link = SharedLink(client, slot=store.slot)
+        self._calls: dict[str, Prepared] = {}
+
+    def call(self, window: str, key: bytes) -> Prepared:
+        """The call for one key."""
+        call = self._calls.get(window)
+        if call is not None:
+            return call
+        call = self._scripts.add_to_window(
+            link=self._link,
+            keys=self._store.script,
+            current=self._store.current(window),
+            seen=self._store.seen(window),
+            max_items=self._options.max_items,
+            max_bytes=self._options.max_bytes,
+            remember_ms=self._remember_ms,
+            window=window,
+            key=key,
+        )
+        if len(self._calls) >= _MOST_PREPARED:
+            self._calls.clear()
+        self._calls[window] = call
+        return call
 
 
 class Window:
     """Gathers items by key; each batch becomes one job of a queue or one message of a topic.
 
-        batches = app.window("batch", to=app.queue("analysis_queue"), max_age=90, idle=30)
-        added = await batches.add("front_door", 17, id="detection-17")
+        batches = app.window("orders", to=app.queue("billing"), max_age=90, idle=30)
+        added = await batches.add("customer-5", {"order": 17}, id="order-17")
 
     A batch is closed, by whichever process comes first,
 
@@ -49,13 +103,13 @@ class Window:
     - with its `max_items`-th item, or before the item that would take it above `max_bytes`;
     - by `close`.
 
-    Closing takes the batch away and queues it in one step, so it is neither lost nor doubled, and
-    an item is in exactly one batch. While a queue that rejects is full, batches stay open. Nothing
-    expires: after an outage of any length they are closed as soon as a worker looks.
+    Closing removes the batch and queues it in one step, so it is neither lost nor doubled, and an
+    item is in exactly one batch. While a queue that rejects is full, batches stay open. Nothing
+    expires: after an outage of any length, workers close what is due.
 
-    `name` is the window's in the whole system. The one called "batch" has the keys and field names
-    of the security pipeline; others call theirs `key` and `items`, or `key_field` and
-    `items_field`.
+    All processes that use the same `name` share the window. Its jobs call their fields `key` and
+    `items`, unless `key_field` and `items_field` name them; those of the window "batch" keep the
+    names of existing deployments.
     """
 
     def __init__(
@@ -66,20 +120,20 @@ class Window:
         *,
         to: Queue | Topic,
         hub: FeedHub | None = None,
-        **words: Unpack[WindowWords],
+        **options: Unpack[WindowKwargs],
     ) -> None:
         self.client, self.codec = client, codec
         self.name, self.to, self._hub = name, to, hub
-        self.options = WindowOptions.of(name, client.settings.windows, **words)
+        self.options = WindowOptions.of(name, client.settings.windows, **options)
         self.target = target_of(to, self.options)
-        self.items = Items(self.options, client.settings.codec)
+        self.items = ItemEncoder(self.options, client.settings.codec)
         self._remember_ms = int(client.settings.windows.remember_s * 1000)
-        self._adding: dict[Place, Adding] = {}
-        self._registration = Registration(client, lambda: self.record)
+        self._adders: dict[BatchStore, _Adder] = {}
+        self._registration = WindowRegistration(client, lambda: self.record)
 
     @classmethod
     def registered(cls, client: Client, codec: Codec, record: WindowRecord) -> Self:
-        """Return a window that some process has used, as it is set there."""
+        """Return a registered window with the options of its record."""
         return cls(
             client,
             codec,
@@ -105,93 +159,98 @@ class Window:
         *,
         id: str | None = None,  # noqa: A002  it is what the caller means
         fast: bool = False,
-    ) -> Added:
+    ) -> AddedItem:
         """Add an item, which may be any JSON, to the open batch of `key`. One round trip.
 
-        - `id`: an item of the same id and key is not added again within `windows.remember_s`, also
-          if its batch was closed meanwhile: `batch_id` is empty then. With it, an add whose answer
-          got lost is repeated by itself; without, `OutcomeUnknown` is raised.
+        - `id`: an item with the same id and key is not added again within `windows.remember_s`,
+          also if its batch was closed meanwhile: then `batch_id` is empty. With an id, an add whose
+          reply was lost is repeated; without, `OutcomeUnknown` is raised.
         - `fast`: the item goes to the high lane of the queue at once, as a batch of its own; if
           that is full, into the open batch. See `falling_back`.
 
         QueueFull, and nothing is stored, if the batch is full and its queue is, too. InvalidItem
         before anything is sent.
         """
-        window, stored_key = self.items.window(key)
+        window = self.items.window(key)
         data, item_id = self.items.item(item), self.items.item_id(id)
         if fast and not self.target.takes_fast:
             raise SettingError("fast", fast, "a window that closes into a queue")
         if self._registration.is_due:
             await self._registration.renew()
-        words = (
-            *(window, stored_key, data, item_id, b"batch-%b" % token_hex(8).encode()),
-            b"fast_path_%b" % (item_id or token_hex(8).encode()) if fast else b"",
-        )
-        answer = await self._send(key, words)
-        if answer[0] == 0 and self.target.patience_s:
-            answer = await self._insist(key, words)
-        status, batch, size, closed, length, packed = answer
-        if status <= 0:
+        batch_id = b"batch-%b" % token_hex(8).encode()
+        fast_id = b"fast_path_%b" % (item_id or token_hex(8).encode()) if fast else b""
+        arguments = (data, item_id, batch_id, fast_id)
+        reply = await self._send(key, window, arguments, repeat=item_id != b"")
+        if reply.status == AddStatus.FULL and self.target.patience_s:
+            reply = await self._retry_while_full(key, window, arguments, repeat=item_id != b"")
+        status, batch, size, closed, length, lost_jobs = reply
+        if status <= AddStatus.FULL:
             raise self.target.refusal(status, length)
-        if packed:
-            await self.target.note_losses(packed)
-        return Added(
+        if lost_jobs:
+            await self.target.note_losses(lost_jobs)
+        return AddedItem(
             batch.decode(errors="replace"),
             size,
             closed.decode(errors="replace") or None,
-            is_new=status != _REPEATED,
-            fast=status == _FAST,
+            is_new=status != AddStatus.REPEATED,
+            fast=status == AddStatus.FAST,
         )
 
-    async def _send(self, key: str, words: Words) -> list[Any]:
-        """Run the script, again while it is not known how that ended if the item has an id."""
-        place = await self.target.place_to_add(key)
-        adding = self._adding.get(place)
-        if adding is None:
-            adding = Adding(self.client, place, self.options, self._remember_ms)
-            self._adding[place] = adding
-        if not words[3]:
-            answer = await adding.add(*words)
+    async def _send(
+        self, key: str, window: tuple[str, bytes], item: tuple[bytes, ...], *, repeat: bool
+    ) -> AddReply:
+        """Call the script; with `repeat`, again while the outcome is unknown."""
+        store = await self.target.store_to_add(key)
+        adder = self._adders.get(store)
+        if adder is None:
+            adder = self._adders[store] = _Adder(
+                self.client, store, self.options, self._remember_ms
+            )
+        call = adder.call(*window)
+        if repeat:
+            reply = await repeat_until_known(lambda: call.send(*item))
         else:
-            answer = await until_known(lambda: adding.add(*words))
-        if answer[0] < 0:
-            await self.target.mend(place)
-            answer = await adding.add(*words)
-        return answer
+            reply = await call.send(*item)
+        if reply[0] == AddStatus.MISSING:
+            await self.target.mend(store)
+            reply = await call.send(*item)
+        return AddReply._make(reply)
 
-    async def _insist(self, key: str, words: Words) -> list[Any]:
-        """Try until there is room or the queue's patience is over."""
-        deadline, pause_s = time.monotonic() + self.target.patience_s, _FIRST_LOOK_S
+    async def _retry_while_full(
+        self, key: str, window: tuple[str, bytes], item: tuple[bytes, ...], *, repeat: bool
+    ) -> AddReply:
+        """Try until there is room, or for as long as the queue blocks."""
+        deadline, pause_s = time.monotonic() + self.target.patience_s, _FIRST_RETRY_S
         while True:
             await asyncio.sleep(max(0.0, min(pause_s, deadline - time.monotonic())))
-            pause_s = min(pause_s * 2, _LONGEST_LOOK_S)
-            answer = await self._send(key, words)
-            if answer[0] != 0 or time.monotonic() >= deadline:
-                return answer
+            pause_s = min(pause_s * 2, _LONGEST_RETRY_S)
+            reply = await self._send(key, window, item, repeat=repeat)
+            if reply.status != AddStatus.FULL or time.monotonic() >= deadline:
+                return reply
 
     @asynccontextmanager
     async def falling_back(self, job: Mapping[str, Any]) -> AsyncGenerator[None]:
-        """Put what a fast job brought into the open batch if the block fails.
+        """Put the item of a fast job into the open batch if the block fails.
 
-            @analysis.handler
-            async def analyse(job: dict) -> None:
+            @billing.handler
+            async def bill(job: dict) -> None:
                 async with batches.falling_back(job):
-                    await ask_model(job["detection_ids"])
+                    await send_invoice(job["items"])
 
-        The failure of a fast job ends there: its item comes again with its batch. That of any other
-        job passes through.
+        The failure of a fast job ends there: its item comes again with its batch. The failure of
+        any other job is raised.
         """
         try:
             yield
         except Exception:
-            brought = self._brought_by(job)
-            if brought is None:
+            fast = self._fast_job(job)
+            if fast is None:
                 raise
-            batch_id, key, items = brought
+            batch_id, key, items = fast
             for number, item in enumerate(items):
                 await self.add(key, item, id=f"{batch_id}#{number}"[-256:])
 
-    def _brought_by(self, job: Mapping[str, Any]) -> tuple[str, str, list[Any]] | None:
+    def _fast_job(self, job: Mapping[str, Any]) -> tuple[str, str, list[Any]] | None:
         """Id, key and items of a fast job of this window; None for any other."""
         if not isinstance(job, Mapping) or job.get("fast_path") is not True:  # pyright: ignore[reportUnnecessaryIsInstance]
             return None
@@ -206,57 +265,59 @@ class Window:
     async def close(self, key: str, reason: str = "asked") -> str | None:
         """Close the open batch of `key` now: its id, or None if there is none.
 
-        `reason` is what the batch tells; a name. QueueFull if there is no room for it.
+        `reason` is a name that the batch carries. QueueFull if there is no room for it.
         """
         check_name("reason", reason)
         window, _ = self.items.window(key)
-        return await self.close_named(await self.target.place_of(key), reason, window)
+        return await self.close_named(await self.target.store_of(key), reason, window)
 
-    async def close_named(self, place: Place, reason: str, window: str | bytes) -> str | None:
-        """Close a batch by the name that its window has in keys; None if no batch is open."""
-        status, _, length, closed, packed = await self.close_at(place, reason, window)
-        if packed:
-            await self.target.note_losses(packed)
-        if status <= 0:
-            raise self.target.refusal(status, length)
-        return closed[0].decode(errors="replace") if closed else None
+    async def close_named(self, store: BatchStore, reason: str, window: str | bytes) -> str | None:
+        """Close the batch of a window by its name in stored keys; None if no batch is open."""
+        reply = await self.close_at(store, reason, window)
+        if reply.lost_jobs:
+            await self.target.note_losses(reply.lost_jobs)
+        if reply.status <= CloseStatus.FULL:
+            raise self.target.refusal(reply.status, reply.length)
+        return reply.closed[0].decode(errors="replace") if reply.closed else None
 
-    async def close_at(self, place: Place, reason: str = "", *windows: str | bytes) -> list[Any]:
-        """Run `close_windows` at one place: for what is due, if no windows are named."""
-        return await self.client.scripts.close_windows(
-            keys=place.script,
-            pointers=place.pointers,
-            prefix=self.items.prefix,
-            most=CLOSED_AT_ONCE,
+    async def close_at(
+        self, store: BatchStore, reason: str = "", *windows: str | bytes
+    ) -> CloseReply:
+        """Call `close_windows` for one store: for what is due, if no windows are named."""
+        return await WindowScripts.of(self.client).close_windows(
+            keys=store.script,
+            windows_prefix=store.windows_prefix,
+            name_prefix=self.items.prefix,
+            limit=CLOSED_AT_ONCE,
             reason=reason,
             windows=windows,
         )
 
-    # ---- looking
+    # ---- reading
 
     async def batch(self, key: str) -> OpenBatch | None:
         """The open batch of a key. Two round trips."""
         window, _ = self.items.window(key)
-        return await batch_of(self.client, await self.target.place_of(key), window, key)
+        return await batch_of(self.client, await self.target.store_of(key), window, key)
 
     async def open_batches(self, limit: int = 100) -> list[OpenBatch]:
-        """Open batches, those that are due first in front. Three round trips."""
-        return await open_batches(self.client, await self.target.places(), self.items.key, limit)
+        """Open batches by the time they are due. Three round trips."""
+        return await open_batches(self.client, await self.target.stores(), self.items.key, limit)
 
     async def feed(self, key: str | None = None) -> Feed:
-        """Return what happens to batches, for any number of readers.
+        """Return the feed of what happens to batches, for any number of readers.
 
             async for event in (await batches.feed()).read(after=0):
                 print(event.number, event.type, event.data["key"], event.data["count"])
 
         Types are `open`, `update` (once a second at most), `closed` and `fast`. A topic has a feed
-        for each partition: `key` says whose.
+        for each partition: that of `key`.
         """
         if self._hub is None:
             raise NotOpen("a window has a feed if it comes from an application: `app.window(…)`")
-        if key is None and len(await self.target.places()) > 1:
+        if key is None and len(await self.target.stores()) > 1:
             raise SettingError("key", key, "a key, since each partition has its own feed")
-        index = (await self.target.place_of(key or "")).index
+        index = (await self.target.store_of(key or "")).index
         return Feed.at(
             self.client,
             self.codec,
@@ -267,13 +328,13 @@ class Window:
         )
 
     async def register(self) -> None:
-        """Let every worker know of this window. `add` does so by itself."""
+        """Register this window, so that every worker closes its batches. `add` does so, too."""
         if self._registration.is_due:
             await self._registration.renew()
 
     @property
     def record(self) -> WindowRecord:
-        """How it is set, as it is stored."""
+        """Its options as they are stored."""
         options, target = self.options, self.target
         record = WindowRecord(
             name=options.name,

@@ -1,4 +1,4 @@
-"""One question or act, from connecting to the answer."""
+"""One request of a command, from connecting to its result."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
 from penstock.app import Penstock
+from penstock.delivery import queries
 from penstock.interfaces.cli.main import run
 from penstock.settings import Settings
-from penstock.topics.admin import TopicAdmin
+from penstock.topics.admin.topic_admin import TopicAdmin
 
 __all__ = ["administer", "server_ms", "with_app"]
 
@@ -31,6 +32,6 @@ def with_app(settings: Settings, act: Callable[[Penstock], Awaitable[T]]) -> T:
 
 
 def server_ms(settings: Settings, before_s: float = 0) -> int:
-    """Ask the server for its time, in epoch ms; or that of so many seconds before."""
-    seconds, micros = with_app(settings, lambda app: app.redis.call("TIME"))
-    return int(seconds) * 1000 + int(micros) // 1000 - round(before_s * 1000)
+    """Time of the server in epoch ms, or of this many seconds before."""
+    now_ms = with_app(settings, lambda app: queries.server_ms(app.redis))
+    return now_ms - round(before_s * 1000)

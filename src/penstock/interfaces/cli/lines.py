@@ -1,4 +1,4 @@
-"""Lines of standard input as they come, however many there are."""
+"""Lines of standard input, read as they arrive."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ __all__ = ["LongLine", "read_lines"]
 STANDARD_INPUT = 0
 _CHUNK = 256 * 1024
 _AHEAD = 2
-"""Chunks that are read before they are wanted."""
+"""Chunks that are read in advance."""
 
 
 class LongLine:
-    """Stands for a line of more bytes than are allowed; it is read over."""
+    """In the place of a line that exceeds the maximum length; its bytes are discarded."""
 
 
 async def read_lines(longest: int) -> AsyncIterator[list[bytes | LongLine]]:
-    """Every line without its end, in lists of those that came in together."""
+    """Lines without their line ends, in lists of those that were read together."""
     splitter = _Splitter(longest)
     async for chunk in _chunks():
         if lines := splitter.feed(chunk):
@@ -70,7 +70,7 @@ class _Splitter:
         return lines
 
     def end(self) -> list[bytes | LongLine]:
-        """The last line, if it has no end of its own."""
+        """The last line, if it has no line end."""
         return [self._take()] if self._size else []
 
     def _add(self, part: bytes) -> None:

@@ -23,26 +23,29 @@ T = TypeVar("T")
 P = ParamSpec("P")
 
 COMMANDS = {
-    "up": "up",
-    "worker": "worker",
-    "workers": "worker",
-    "server": "server",
-    "health": "health",
-    "doctor": "health",
-    "topic": "topic",
-    "group": "group",
-    "queue": "queue",
-    "job": "job",
-    "dlq": "dlq",
-    "limit": "limit",
-    "window": "window",
-    "run": "run",
-    "feed": "feed",
-    "repair": "repair",
-    "ingest": "ingest",
-    "rag": "rag",
+    "up": ("server.up", "Run the server and workers on this machine until Ctrl-C."),
+    "worker": ("worker.command", "Run the tasks, handlers and schedules of an application."),
+    "workers": ("worker.command", "List the workers of the last day with their load."),
+    "server": ("server.command", "Start, stop or show the embedded server."),
+    "health": ("server.health", "Show whether the server can work now."),
+    "doctor": ("server.health", "Check the configuration of the server, and how to mend it."),
+    "topic": ("topic.command", "Create, list, change, send to, follow and delete topics."),
+    "group": ("topic.group", "Show the groups of a topic, move their positions, delete them."),
+    "queue": ("queue.command", "Show, fill, pause, drain, purge and delete queues."),
+    "job": ("queue.job", "Send, find, show, cancel and replay jobs."),
+    "dlq": ("dlq.command", "List, show, edit, replay and delete dead letters."),
+    "limit": ("coordination.limit", "Show, change, test and reset rate limits."),
+    "window": ("coordination.window", "List open batches of windows, and close them early."),
+    "run": ("coordination.run", "List and show runs, their failures and events."),
+    "feed": ("coordination.feed", "Follow the numbered events of a feed, a run or a window."),
+    "repair": ("server.repair", "Find unusable registry entries and keys, and remove them."),
+    "ingest": ("ingest.command", "Submit documents, follow their jobs, and search their text."),
+    "rag": ("ingest.rag", "List, create, check and swap RAGs."),
 }
-"""Each command and the module it is in, read only when the command is used."""
+"""Each command, its module and its line in the list of commands.
+
+A module is imported when its command runs: importing all of them takes longer than most commands.
+"""
 
 
 class _Commands(click.Group):
@@ -52,8 +55,12 @@ class _Commands(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002
         if cmd_name not in COMMANDS:
             return None
-        module = import_module(f"penstock.interfaces.cli.{COMMANDS[cmd_name]}")
+        module = import_module(f"penstock.interfaces.cli.{COMMANDS[cmd_name][0]}")
         return getattr(module, cmd_name)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, summary) for name, (_, summary) in COMMANDS.items()])
 
 
 @click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
@@ -77,7 +84,7 @@ def cli(**_: str | None) -> None:
 
 
 def pass_settings(command: Callable[Concatenate[Settings, P], T]) -> Callable[P, T]:
-    """Hand a command the settings; read only now, so that help needs no valid configuration."""
+    """Pass the settings to a command; read when it runs, so that help works without them."""
 
     def with_settings(*args: P.args, **kwargs: P.kwargs) -> T:
         options = given()
@@ -88,13 +95,13 @@ def pass_settings(command: Callable[Concatenate[Settings, P], T]) -> Callable[P,
 
 
 def given() -> dict[str, str]:
-    """Return the options that stand before the command, as far as they were given."""
+    """The options that precede the command, without those that were not given."""
     options = click.get_current_context().find_root().params
     return {name: value for name, value in options.items() if value is not None}
 
 
 def run(work: Coroutine[Any, Any, T]) -> T:
-    """Run one command's coroutine. What goes wrong is its result, so nothing is logged beside."""
+    """Run the coroutine of a command. Errors are its result, so they are not logged as well."""
     logging.getLogger("penstock").addHandler(logging.NullHandler())
     return asyncio.run(work)
 

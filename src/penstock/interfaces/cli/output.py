@@ -1,4 +1,4 @@
-"""How the command line speaks: exit codes, JSON or text, and no control characters from data."""
+"""Output of commands: exit codes, JSON or text, without control characters from data."""
 
 from __future__ import annotations
 
@@ -48,11 +48,11 @@ __all__ = [
 
 
 class ExitCode(IntEnum):
-    """What every command ends with. Documented in docs/reference/cli.md."""
+    """Exit codes of all commands. Documented in docs/reference/cli.md."""
 
     OK = 0
     FOUND = 1
-    """A check found something wrong, what was named is not there, or the input was not valid."""
+    """A check found a problem, a named object does not exist, or the input is invalid."""
     FAILED = 2
     """Wrong usage, or the server refused the command."""
     CONFIG = 3
@@ -70,7 +70,7 @@ def exit_code(error: Exception) -> ExitCode:
 
 
 _CODES = (
-    # A RAG's file is a document's concern as well, so it comes first.
+    # First, as ConfigurationWrong is a DocumentRefused as well.
     ((ConfigError, ConfigurationWrong), ExitCode.CONFIG),
     (
         (
@@ -101,9 +101,9 @@ _CODES = (
 
 
 def say(text: str, *, bold: bool = False, err: bool = False) -> bool:
-    """Print one line for people; False if nobody reads it any more.
+    """Print one line of text; False if the reader has closed the output.
 
-    Data may hold line breaks and escape sequences; they are shown, not obeyed. Passwords are not.
+    Line breaks and escape sequences in data are shown escaped. Passwords are removed.
     """
     plain = bool(os.environ.get("NO_COLOR")) or os.environ.get("TERM") == "dumb"
     styled = click.style(cleaned(text), bold=bold or None)
@@ -122,16 +122,16 @@ def say_json(value: Any, *, indent: int = 2) -> bool:
 
 
 def encode_json(value: Any, *, indent: int = 0) -> bytes:
-    """Encode a view; text that is no Unicode and numbers of any size included."""
+    """Encode a view, also with text that is not Unicode and numbers of any size."""
     try:
         encoded = msgspec.json.encode(value)
-    except (UnicodeEncodeError, OverflowError):  # others have stored it
+    except (UnicodeEncodeError, OverflowError):  # stored by another program
         return json.dumps(msgspec.to_builtins(value), indent=indent or None).encode()
     return msgspec.json.format(encoded, indent=indent) if indent else encoded
 
 
 def reader_left() -> bool:
-    """Whether whoever read our output is gone; found out without writing anything."""
+    """Whether the reader has closed our output; tested without writing."""
     if sys.stdout is None:  # pyright: ignore[reportUnnecessaryComparison]  it was closed
         return False
     poll = select.poll()
@@ -140,7 +140,7 @@ def reader_left() -> bool:
 
 
 def fail(message: str, code: ExitCode) -> NoReturn:
-    """One line on standard error, then out."""
+    """Print one line on standard error and exit."""
     say(f"penstock: {message}", err=True)
     sys.exit(code)
 
@@ -149,11 +149,11 @@ def _write(text: str, *, err: bool = False, color: bool | None = None) -> bool:
     try:
         click.echo(text, err=err, color=color)
     except BrokenPipeError:
-        # Whoever read our output left (`| head`). Nothing to complain about, now or when Python
-        # flushes, and the exit code stays that of the command.
+        # The reader has closed the pipe (`| head`): no error, neither now nor when Python flushes,
+        # and the exit code stays that of the command.
         os.dup2(os.open(os.devnull, os.O_WRONLY), (sys.stderr if err else sys.stdout).fileno())
         return False
     return True
 
 
-json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON for programs.")
+json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")

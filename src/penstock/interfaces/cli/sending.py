@@ -1,4 +1,4 @@
-"""Lines become messages, and each of them has an end that is told."""
+"""Send lines as messages, and report the outcome of each."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class _Envelope(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 @dataclass(frozen=True, slots=True)
 class Given:
-    """What the options say of every message."""
+    """Options that apply to every message."""
 
     key: str | None
     headers: Mapping[str, str]
@@ -63,7 +63,7 @@ class _Ready:
 
     @property
     def is_plain(self) -> bool:
-        """Whether it may go in a batch."""
+        """Whether it can be sent in a batch."""
         return self.delay is None and self.idempotency_key is None
 
 
@@ -71,7 +71,7 @@ _Failure = tuple[int, PenstockError]
 
 
 class Report:
-    """Says of each line how it ended, as soon as that is known."""
+    """Prints the outcome of each line as soon as it is known."""
 
     def __init__(self, *, quiet: bool, as_json: bool) -> None:
         self._quiet, self._as_json = quiet, as_json
@@ -97,15 +97,15 @@ class Report:
             for line, error in failures:
                 say_json({"line": line, "error": str(error)}, indent=0)
         else:
-            for lines, words in _together(failures):
-                say(f"penstock: {lines}: {words}", err=True)
+            for lines, reason in _together(failures):
+                say(f"penstock: {lines}: {reason}", err=True)
 
     def stop(self, line: int) -> None:
         """Note that nothing after this line is sent."""
         self._stopped_at = line
 
     def end(self) -> ExitCode:
-        """Sum up, where that says more than what was printed already."""
+        """Print totals, unless every line was printed; the exit code."""
         if self._as_json:
             if self._quiet:
                 say_json({"sent": self._sent, "failed": self._failed, "stopped": self._stopped_at})
@@ -117,18 +117,18 @@ class Report:
 
 
 def _together(failures: Sequence[_Failure]) -> Iterator[tuple[str, str]]:
-    """Neighbouring lines that failed for the same reason, as one."""
+    """Consecutive lines that failed for the same reason, as one entry."""
     first = last = 0
-    words = ""
+    reason = ""
     for line, error in (*failures, (-1, PenstockError())):
-        if first and (str(error) != words or line != last + 1):
-            yield (f"line {first}" if first == last else f"lines {first} to {last}"), words
+        if first and (str(error) != reason or line != last + 1):
+            yield (f"line {first}" if first == last else f"lines {first} to {last}"), reason
             first = 0
-        first, last, words = first or line, line, str(error)
+        first, last, reason = first or line, line, str(error)
 
 
 class Sending:
-    """Turns lines into messages, and sends as many together as came together."""
+    """Sends lines as messages; those that were read together, in one batch."""
 
     def __init__(self, topic: Topic, codec: Codec, given: Given, report: Report) -> None:
         self.report = report
@@ -141,7 +141,7 @@ class Sending:
         return self.report.end()
 
     async def send_lines(self, lines: Sequence[bytes | LongLine]) -> bool:
-        """Send what came in; False if there is no point in going on."""
+        """Send lines; False if the following ones would fail as well."""
         plain: list[_Ready] = []
         for data in lines:
             self._line += 1
@@ -211,7 +211,7 @@ class Sending:
         self.report.sent([(one.line, id_) for one, id_ in ends if isinstance(id_, str)])
         failures = [(one, error) for one, error in ends if isinstance(error, PenstockError)]
         if all(_is_its_own_fault(error) or type(error) is Rejected for _, error in failures):
-            # One of them cannot be sent and held up the others: now each by itself.
+            # An unsendable message failed the batch: send the others one by one.
             return await self._send_each([one for one, _ in failures])
         self.report.failed([(one.line, error) for one, error in failures])
         self.report.stop(messages[-1].line)
@@ -222,12 +222,12 @@ _NOT_SENT = Rejected("not sent: an earlier message of the batch failed")
 
 
 def _is_its_own_fault(error: PenstockError) -> bool:
-    """Whether only this message cannot be sent, and others can."""
+    """Whether the error is about this message, so that others can be sent."""
     return isinstance(error, CodecError | InvalidMessage)
 
 
 def check_json(codec: Codec, data: bytes) -> None:
-    """Raise `InvalidMessage` for what no handler could read as JSON."""
+    """Raise `InvalidMessage` unless handlers can read it as JSON."""
     try:
         codec.decode(data, Any)
     except DecodeError as error:

@@ -1,4 +1,4 @@
-"""Arguments and options that commands share, read once in one way."""
+"""Parsers of arguments and options that commands share."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ import click
 
 from penstock.delivery.times import resolve_position, wait_s
 from penstock.interfaces.cli.output import ExitCode, fail
-from penstock.redis.escaping import unescaped
+from penstock.redis.codec.escaping import unescaped
 from penstock.runtime.logs import cleaned
-from penstock.topics.durability import Durability, replicated
 from penstock.topics.partitioners import Crc32, JavaHash, Partitioner
+from penstock.topics.producer.durability import Durability, replicated
 
 __all__ = [
     "confirm",
@@ -110,15 +110,19 @@ def _unfit(given: str, expected: str) -> click.BadParameter:
     return click.BadParameter(f"{given[:60]!r}: expected {expected}")
 
 
-yes_option = click.option("--yes", is_flag=True, help="Do not ask.")
+yes_option = click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
 header_option = click.option(
-    "--header", "headers", multiple=True, metavar="NAME=VALUE", help="A header; may come again."
+    "--header",
+    "headers",
+    multiple=True,
+    metavar="NAME=VALUE",
+    help="Header of the message; repeatable.",
 )
 partitioner_option = click.option(
     "--partitioner",
     type=click.Choice(["crc32", "java"]),
     default="crc32",
-    help="What decides the partition of a key, as in the programs that send (default: crc32).",
+    help="Partitioner of the topic's producers: crc32 (default) or java.",
 )
 
 
@@ -139,13 +143,13 @@ def partitioner_of(name: str) -> Partitioner:
 
 
 def confirm(yes: bool, question: Callable[[], str]) -> None:
-    """Ask a person before something is lost; a script has to say `--yes`.
+    """Ask a person before something is lost; scripts pass `--yes`.
 
-    The question is made only if it is asked.
+    The question is computed only if it is asked.
     """
     if yes:
         return
     if not (sys.stdin and sys.stdin.isatty()):
-        raise click.UsageError("nobody is there to be asked: --yes does it without")
+        raise click.UsageError("no terminal to ask for confirmation: give --yes")
     if not click.confirm(cleaned(question()), err=True):
         fail("nothing was changed", ExitCode.FOUND)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 
 from penstock.interfaces.cli.output import say, say_lines
-from penstock.topics.views import MessageView, PayloadView
+from penstock.topics.admin.views import MessageView, PayloadView
 
 __all__ = ["age", "message_line", "moment", "payload_line", "plural", "size", "table"]
 
@@ -20,7 +20,7 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 def table(titles: Sequence[str], rows: Sequence[Sequence[object]]) -> bool:
     """Print rows under their titles: numbers to the right, texts to the left.
 
-    The last column is the one that may be long; it is not padded. False if nobody reads it.
+    The last column is the one that may be long; it is not padded. False if the reader has gone.
     """
     cells = [[f"{cell:,}" if isinstance(cell, int) else str(cell) for cell in row] for row in rows]
     widths = [max(map(len, column)) for column in zip(titles, *cells, strict=True)]
@@ -47,7 +47,7 @@ def moment(ms: int | None, timespec: str = "seconds") -> str:
         return "-"
     try:
         shown = _EPOCH + timedelta(milliseconds=ms)
-    except OverflowError:  # an id that somebody else chose
+    except OverflowError:  # an id of another program
         return f"{ms} ms"
     return shown.isoformat(timespec=timespec).replace("+00:00", "Z")
 

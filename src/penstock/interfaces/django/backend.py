@@ -11,15 +11,16 @@ from typing import Any, ClassVar
 from penstock import app as asynchronous
 from penstock import sync
 from penstock.errors import ConfigError, InvalidName, JobMissing
+from penstock.inspector.key_scan import registered_queues
 from penstock.interfaces.django import framework
 from penstock.interfaces.django.results import as_result, new_result
-from penstock.queues.records import JobRecord
+from penstock.queues.storage.job_record import JobRecord
 from penstock.settings import Settings
 
 __all__ = ["PenstockBackend"]
 
 RECORDED = ("args", "kwargs")
-"""What of a job is kept in its record, for whoever looks at it later."""
+"""Fields of a job that are copied into its record."""
 
 _lock = threading.Lock()
 _applications: dict[str, sync.Penstock] = {}
@@ -58,7 +59,7 @@ class PenstockBackend(framework.BaseTaskBackend):
         self.seen.setdefault((self.alias, task.module_path), task)
 
     def check(self, **_: Any) -> list[Any]:
-        """Look at the settings, for `manage.py check`."""
+        """Check the settings, for `manage.py check`."""
         try:
             Settings.load(self.options)
         except ConfigError as error:
@@ -82,7 +83,7 @@ class PenstockBackend(framework.BaseTaskBackend):
         return result
 
     def get_result(self, result_id: str) -> Any:
-        """Look at a task that was queued; `TaskResultDoesNotExist` if nothing is known of it."""
+        """The result of a queued task; `TaskResultDoesNotExist` if it has no record."""
         portal, app = self._penstock().reach()
         record = portal.run(self._record(app, str(result_id)))
         return as_result(self.alias, record, app.codec)
@@ -92,7 +93,7 @@ class PenstockBackend(framework.BaseTaskBackend):
         return await asyncio.to_thread(self.get_result, result_id)
 
     def close(self) -> None:
-        """End the connections of this process. May come at any time; a later call opens anew."""
+        """Close the connections of this process; a later call opens them again."""
         self._penstock().close()
 
     def _push(self, result: Any) -> None:
@@ -130,8 +131,7 @@ class PenstockBackend(framework.BaseTaskBackend):
 
     async def _all_queues(self, app: asynchronous.Penstock) -> list[str]:
         """Without `QUEUES` a task may be in any."""
-        names = await app.redis.call("SMEMBERS", app.redis.keys.queues().registry)
-        return sorted(name.decode() for name in names)
+        return sorted(await registered_queues(app.redis))
 
     def _penstock(self) -> sync.Penstock:
         """Return the process's application: Django makes a backend for each of its threads."""

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from penstock.interfaces.django import framework
-from penstock.queues.records import JobRecord
+from penstock.queues.storage.job_record import JobRecord
 from penstock.redis.codec import Codec
 
 __all__ = ["as_result", "error_of", "moment", "new_result", "workers_of"]
@@ -21,14 +21,14 @@ _STATUS = {
     "processing": "RUNNING",
     "done": "SUCCESSFUL",
 }
-"""Whatever else there is has failed."""
+"""Every other state is a failure."""
 
 
 def new_result(
     alias: str, task: Any, args: Sequence[Any], kwargs: Mapping[str, Any], **facts: Any
 ) -> Any:
     """A result of which nothing is known but what was asked for, and `facts`."""
-    told: dict[str, Any] = {
+    fields: dict[str, Any] = {
         "id": "",
         "status": framework.TaskResultStatus.READY,
         "enqueued_at": None,
@@ -39,12 +39,12 @@ def new_result(
         "worker_ids": [],
     }
     return framework.TaskResult(
-        task=task, args=list(args), kwargs=dict(kwargs), backend=alias, **(told | facts)
+        task=task, args=list(args), kwargs=dict(kwargs), backend=alias, **(fields | facts)
     )
 
 
 def as_result(alias: str, record: JobRecord, codec: Codec) -> Any:
-    """A result as the record of its job tells it."""
+    """A result, read from the record of its job."""
     try:
         task = framework.import_string(record.task)
     except ImportError as error:

@@ -14,8 +14,8 @@ from penstock.delivery.retries import GiveUp, RetryPolicy
 from penstock.interfaces.django import framework
 from penstock.interfaces.django.backend import PenstockBackend
 from penstock.interfaces.django.results import error_of, moment, new_result, workers_of
-from penstock.queues.context import JobContext, current_job
-from penstock.queues.items import id_ms
+from penstock.queues.storage.stored_job import id_ms
+from penstock.queues.worker.job_context import JobContext, current_job
 
 __all__ = ["register", "worker_app"]
 
@@ -54,11 +54,11 @@ def register(
         if alias != backend:
             continue
         declare = app.task(
-            queue=task.queue_name, name=path, retry=policy, timeout=timeout, status=True
+            queue=task.queue_name, name=path, retry=policy, timeout_s=timeout, status=True
         )
         made = declare(_runner(task, backend, policy))
         for name in place.queues:
-            app.queue(name).tasks.setdefault(path, made)
+            app.queue(name).add_task(path, made.performer)
 
 
 def _runner(task: Any, alias: str, policy: RetryPolicy) -> Callable[..., Any]:
@@ -68,7 +68,7 @@ def _runner(task: Any, alias: str, policy: RetryPolicy) -> Callable[..., Any]:
             async_close = framework.sync_to_async(framework.close_old_connections)
             await async_close()
             try:
-                with _told(task, alias, policy, args, kwargs) as result:
+                with _reported(task, alias, policy, args, kwargs) as result:
                     value = await task.func(*_arguments(task, result, args), **kwargs)
                     object.__setattr__(result, "_return_value", value)
             finally:
@@ -81,7 +81,7 @@ def _runner(task: Any, alias: str, policy: RetryPolicy) -> Callable[..., Any]:
         # As around a request: a connection that has become stale is not used again.
         framework.close_old_connections()
         try:
-            with _told(task, alias, policy, args, kwargs) as result:
+            with _reported(task, alias, policy, args, kwargs) as result:
                 value = task.func(*_arguments(task, result, args), **kwargs)
                 object.__setattr__(result, "_return_value", value)
         finally:
@@ -96,7 +96,7 @@ def _arguments(task: Any, result: Any, args: tuple[Any, ...]) -> tuple[Any, ...]
 
 
 @contextmanager
-def _told(
+def _reported(
     task: Any, alias: str, policy: RetryPolicy, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Generator[Any]:
     """Send Django's signals around an attempt. A receiver that fails does not fail the task."""
@@ -112,7 +112,7 @@ def _told(
         enqueued_at=moment(id_ms(job.id)),
         started_at=now,
         last_attempted_at=now,
-        worker_ids=workers_of(job.attempt, job.hand.worker),
+        worker_ids=workers_of(job.attempt, job.worker),
     )
     framework.task_started.send_robust(PenstockBackend, task_result=result)
     try:
@@ -132,5 +132,5 @@ def _finish(result: Any, status: str, *errors: Any) -> None:
 
 
 def _failure(error: Exception, job: JobContext) -> Any:
-    told = Failure.of(error, job.attempt, 0)
-    return error_of(told.error_class, told.stack)
+    failure = Failure.of(error, job.attempt, 0)
+    return error_of(failure.error_class, failure.stack)

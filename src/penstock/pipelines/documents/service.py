@@ -1,4 +1,4 @@
-"""Documents: the object a user holds."""
+"""Documents: the public object of the pipeline."""
 
 from __future__ import annotations
 
@@ -12,36 +12,34 @@ import msgspec
 from penstock.app import Penstock
 from penstock.clock import SYSTEM_CLOCK
 from penstock.errors import JobMissing
-from penstock.pipelines.documents import checking, health, searching
-from penstock.pipelines.documents.cancelling import end_cancelled
-from penstock.pipelines.documents.explaining import Explanation, explain
-from penstock.pipelines.documents.folder_sync import FolderSync, SyncReport
-from penstock.pipelines.documents.forgetting import forget
-from penstock.pipelines.documents.intake import Intake
-from penstock.pipelines.documents.ledger_rows import DocumentRow, JobRow
-from penstock.pipelines.documents.metrics import Metrics
-from penstock.pipelines.documents.parsing.parsers import Parsers
-from penstock.pipelines.documents.rebuilding import Rebuild, Rebuilding
-from penstock.pipelines.documents.retrying import Retrying
-from penstock.pipelines.documents.submitting import (
-    Given,
-    Submission,
-    Submitting,
-    SubmitWords,
-)
-from penstock.pipelines.documents.tidying import Tidier
-from penstock.pipelines.documents.views import (
-    BatchView,
+from penstock.pipelines.documents.admin import health
+from penstock.pipelines.documents.admin.views import (
+    DocumentBatchView,
     RagView,
     file_view,
     status_of,
 )
-from penstock.pipelines.documents.watcher import Watcher
-from penstock.pipelines.documents.workshop import Workshop
-from penstock.queues.context import JobContext
+from penstock.pipelines.documents.ingest.cleanup import Cleanup
+from penstock.pipelines.documents.ingest.failed_documents import replay
+from penstock.pipelines.documents.ingest.indexing import IngestMetrics
+from penstock.pipelines.documents.ingest.intake import Intake
+from penstock.pipelines.documents.ingest.rebuilding import Rebuilder, RebuildStatus
+from penstock.pipelines.documents.ingest.removal import end_cancelled, forget
+from penstock.pipelines.documents.ledger.tables import DocumentRow
+from penstock.pipelines.documents.parsing.sandbox.pool import Parsers
+from penstock.pipelines.documents.resources import DocumentResources
+from penstock.pipelines.documents.search import SearchHit, search
+from penstock.pipelines.documents.submit.folder_sync import SyncReport, compare_folder, source_of
+from penstock.pipelines.documents.submit.submitter import (
+    SourceFile,
+    SubmitOptions,
+    SubmitResult,
+    Submitter,
+)
+from penstock.pipelines.documents.watch.watcher import Watcher
+from penstock.queues.options import Priority
 from penstock.queues.queue import Queue
-from penstock.queues.records import JobRecord
-from penstock.redis.keys.queues import Priority
+from penstock.queues.storage.job_record import JobRecord
 from penstock.runtime.service import Service
 
 __all__ = ["Documents"]
@@ -50,28 +48,26 @@ _POLL_S = 0.5
 
 
 class Documents:
-    """Documents for retrieval: files in, questions answered.
+    """Documents for retrieval: submit files, search their text.
 
         app = Penstock()
         documents = Documents(app)
         async with app, documents:
             batch = await documents.submit("default", ["handbook.pdf"])
             async for view in documents.follow(batch.batch_id): ...
-            for found in await documents.search("default", "how many days of leave?"): ...
+            for hit in await documents.search("default", "how many days of leave?"): ...
 
-    A worker takes the files in: `penstock ingest work`, or here `documents.attend()` before
-    `app.worker()`. What is configured is in YAML files: see docs/reference/documents-configuration.
+    A worker indexes the files: `penstock ingest work`, or `documents.attend()` before
+    `app.worker()`. RAGs are configured in YAML: see docs/reference/documents-configuration.md.
     """
 
     def __init__(self, app: Penstock) -> None:
         self.app = app
-        self.metrics = Metrics()
-        self._workshop = Workshop(app)
-        self._queue: Queue = self._workshop.queue
-        self._submitting = Submitting(self._workshop)
-        self._syncing = FolderSync(self._workshop, self._submitting)
-        self._rebuilding = Rebuilding(self._workshop)
-        self._retrying = Retrying(self._workshop)
+        self.metrics = IngestMetrics()
+        self._resources = DocumentResources(app)
+        self._queue: Queue = self._resources.queue
+        self._submitter = Submitter(self._resources)
+        self._rebuilder = Rebuilder(self._resources)
         self._parsers: Parsers | None = None
         self._intake: Intake | None = None
 
@@ -83,16 +79,19 @@ class Documents:
         await self.close()
 
     async def open(self) -> None:
-        """Open the ledger and the vectors; make the folders, and a first RAG if there is none."""
-        await self._workshop.open()
+        """Open the ledger and the vectors; create the folders, and a first RAG if there is none."""
+        await self._resources.open()
 
     async def close(self) -> None:
+        """Wait for moves of files, end the parsers, close the stores."""
+        if self._intake is not None:
+            await self._intake.finished_files.close()
         if self._parsers is not None:
             await self._parsers.close()
-            self._parsers = self._intake = None
-        await self._workshop.close()
+        self._parsers = self._intake = None
+        await self._resources.close()
 
-    # ---- files in
+    # ---- files
 
     async def submit(
         self,
@@ -106,20 +105,20 @@ class Documents:
         priority: Priority | None = None,
         submitted_by: str = "cli",
         dry_run: bool = False,
-    ) -> Submission:
-        """Take files in: one job for each, all of them a batch.
+    ) -> SubmitResult:
+        """Submit files: one job for each, all of them one batch.
 
-        A folder stands for the files in it. A file that is not in the RAG's `incoming/` is copied
-        there first. What cannot be taken is in `refused`; the others go on.
+        A folder stands for the files in it. A file outside of the RAG's `incoming/` is copied
+        there first. Files that cannot be submitted are in `refused`; the others are queued.
 
-        - `reindex`: also if a file has not changed, or is known to be unreadable.
-        - `skip_validation`: go by content where a name says otherwise.
-        - `preserve_metadata`: keep what the document has already beside `metadata`.
-        - `priority`: "high", "normal" or "low" instead of the RAG's fair turn.
+        - `reindex`: also index files that are unchanged, or known to be unreadable.
+        - `skip_validation`: go by a file's content where its extension disagrees.
+        - `preserve_metadata`: keep the document's present metadata beside `metadata`.
+        - `priority`: "high", "normal" or "low" instead of the RAG's own lane.
         """
-        rag = self._workshop.rag(rag_id)
-        files, refused = await asyncio.to_thread(self._submitting.given, rag, list(paths))
-        words = SubmitWords(
+        rag = self._resources.rag(rag_id)
+        files, refused = await asyncio.to_thread(self._submitter.find_files, rag, list(paths))
+        options = SubmitOptions(
             reindex=reindex,
             skip_validation=skip_validation,
             preserve_metadata=preserve_metadata,
@@ -127,57 +126,62 @@ class Documents:
             priority=priority,
             submitted_by=submitted_by,
         )
-        done = await self._submitting.submit(rag, files, words, dry_run=dry_run)
-        return msgspec.structs.replace(done, refused=(*refused, *done.refused))
+        result = await self._submitter.submit(rag, files, options, dry_run=dry_run)
+        return msgspec.structs.replace(result, refused=(*refused, *result.refused))
 
     async def sync(
         self, rag_id: str, folder: str | Path, *, delete: bool = False, dry_run: bool = False
     ) -> SyncReport:
-        """Take in what is new or changed in a folder, whose files stay where they are.
+        """Submit new and changed files of a folder; the files stay in it.
 
-        With `delete`, documents that came from this folder and are no longer there are forgotten.
+        With `delete`, documents that came from this folder and are gone from it are forgotten.
         """
-        rag, folder = self._workshop.rag(rag_id), Path(folder)
-        report, files = await self._syncing.compare(rag, folder)
+        rag, folder = self._resources.rag(rag_id), Path(folder)
+        report, files = await compare_folder(self._resources, rag, folder)
         if dry_run:
             return msgspec.structs.replace(report, dry_run=True)
-        forgotten = await forget(self._workshop, rag, report.gone, files=True) if delete else 0
-        submission = await self._syncing.submit(rag, folder, files) if files else None
-        refused = submission.refused if submission is not None else ()
+        forgotten = await forget(self._resources, rag, report.gone, files=True) if delete else 0
+        result = None
+        if files:
+            options = SubmitOptions(submitted_by="sync", source=source_of(folder))
+            result = await self._submitter.submit(rag, files, options)
+        refused = result.refused if result is not None else ()
         return msgspec.structs.replace(
-            report, forgotten=forgotten, submission=submission, refused=refused
+            report, forgotten=forgotten, submission=result, refused=refused
         )
 
     async def forget(
         self, rag_id: str, documents: Sequence[str], *, files: bool = False
     ) -> list[str]:
-        """Let documents no longer be found; which of them there were. `files` deletes those too."""
-        rag = self._workshop.rag(rag_id)
-        rows = [await self._workshop.ledger.document(rag_id, one) for one in documents]
+        """Remove documents from the index; those that existed. `files` deletes their files too."""
+        rag = self._resources.rag(rag_id)
+        rows = [await self._resources.ledger.document(rag_id, doc_id) for doc_id in documents]
         known = [row.doc_id for row in rows if row is not None and row.state != "forgotten"]
-        await forget(self._workshop, rag, known, files=files)
+        await forget(self._resources, rag, known, files=files)
         return known
 
     # ---- jobs and batches
 
     async def status(self, job_id: str) -> dict[str, Any]:
-        """The status of a job as seed 002 words it; JobMissing if there is none."""
+        """Status of a job, as docs/contracts.md defines it; JobMissing if there is none."""
         return status_of(await self._queue.job(job_id).status())
 
-    async def batch(self, batch_id: str) -> BatchView:
+    async def batch(self, batch_id: str) -> DocumentBatchView:
         """A batch with all its files; JobMissing if there is none."""
-        rows = await self._workshop.ledger.jobs.of_batch(batch_id)
+        rows = await self._resources.ledger.jobs.of_batch(batch_id)
         if not rows:
             raise JobMissing(self._queue.name, batch_id)
-        records = await asyncio.gather(*(self._record(row) for row in rows))
+        records = await asyncio.gather(*(self._record(row.job_id) for row in rows))
         files = tuple(file_view(row, record) for row, record in zip(rows, records, strict=True))
         age_ms = SYSTEM_CLOCK.wall_ms() - min(row.submitted_ms for row in rows)
-        return BatchView(
+        return DocumentBatchView(
             batch_id=batch_id, rag_id=rows[0].rag_id, files=files, age_ms=max(0, age_ms)
         )
 
-    async def follow(self, batch_id: str, every_s: float = _POLL_S) -> AsyncIterator[BatchView]:
-        """A batch again and again, until all its files have ended."""
+    async def follow(
+        self, batch_id: str, every_s: float = _POLL_S
+    ) -> AsyncIterator[DocumentBatchView]:
+        """Poll a batch every `every_s` until all its files have ended."""
         while True:
             view = await self.batch(batch_id)
             yield view
@@ -185,7 +189,7 @@ class Documents:
                 return
             await asyncio.sleep(every_s)
 
-    async def wait(self, batch_id: str) -> BatchView:
+    async def wait(self, batch_id: str) -> DocumentBatchView:
         """Wait until all files of a batch have ended."""
         async for view in self.follow(batch_id):
             if view.is_final:
@@ -193,22 +197,26 @@ class Documents:
         raise JobMissing(self._queue.name, batch_id)
 
     async def cancel(self, id_: str) -> list[str]:
-        """Cancel a job, or all of a batch; those that had not ended yet."""
-        rows = await self._workshop.ledger.jobs.of_batch(id_)
+        """Cancel a job, or all jobs of a batch; the jobs that had not ended."""
+        rows = await self._resources.ledger.jobs.of_batch(id_)
         ids = [row.job_id for row in rows if row.state == "open"] if rows else [id_]
-        cancelled = [one for one in ids if await self._queue.job(one).cancel()]
+        cancelled = [job_id for job_id in ids if await self._queue.job(job_id).cancel()]
         for job_id in cancelled:
-            await self._note_cancelled(job_id)
+            # A job that was still queued has no worker that would end it in the ledger.
+            record = await self._queue.job(job_id).status()
+            row = await self._resources.ledger.jobs.get(job_id)
+            if row is not None and record.status == "cancelled":
+                await end_cancelled(self._resources, row, record)
         return cancelled
 
-    async def retry(self, id_: str = "", *, rag_id: str = "") -> list[str]:
-        """Queue failed jobs again: one, those of a batch, or all of a RAG; which were.
+    async def replay(self, id_: str = "", *, rag_id: str = "") -> list[str]:
+        """Queue failed jobs again: one, those of a batch, or all of a RAG; their ids.
 
-        Their files come back from `failed/`.
+        Their files come back from `failed/`. JobMissing if `id_` names no failed job.
         """
-        jobs = self._workshop.ledger.jobs
+        jobs = self._resources.ledger.jobs
         if rag_id:
-            rows = await jobs.failed_in(self._workshop.rag(rag_id).rag_id)
+            rows = await jobs.failed_in(self._resources.rag(rag_id).rag_id)
         else:
             rows = [row for row in await jobs.of_batch(id_) if row.state == "failed"]
         if not rows and id_:
@@ -216,13 +224,13 @@ class Documents:
             if row is None or row.state != "failed":
                 raise JobMissing(self._queue.name, id_)
             rows = [row]
-        return [row.job_id for row in rows if await self._retrying.retry(row)]
+        return [row.job_id for row in rows if await replay(self._resources, row)]
 
-    async def explain(self, job_id: str) -> Explanation:
-        """Everything that is known of a job: where it is, what it waits for, why it failed."""
-        return await explain(self._workshop, job_id)
+    async def explain(self, job_id: str) -> health.Explanation:
+        """Where a job is, what it waits for, why it failed; JobMissing if there is none."""
+        return await health.explain(self._resources, job_id)
 
-    # ---- questions
+    # ---- searching
 
     async def search(
         self,
@@ -232,11 +240,11 @@ class Documents:
         top_k: int | None = None,
         threshold: float | None = None,
         documents: Sequence[str] = (),
-    ) -> list[searching.Found]:
-        """The chunks nearest to a question, best first."""
-        return await searching.search(
-            self._workshop,
-            self._workshop.rag(rag_id),
+    ) -> list[SearchHit]:
+        """The chunks nearest to a question, best first; by default as many as the RAG's `top_k`."""
+        return await search(
+            self._resources,
+            self._resources.rag(rag_id),
             query,
             top_k=top_k,
             threshold=threshold,
@@ -246,102 +254,88 @@ class Documents:
     async def documents(
         self, rag_id: str, *, states: Sequence[str] = (), after: str = "", limit: int = 1_000
     ) -> list[DocumentRow]:
-        """A page of a RAG's documents, in the order of their ids."""
-        rag = self._workshop.rag(rag_id)
-        return await self._workshop.ledger.documents(
+        """A page of a RAG's documents, ordered by id, beginning behind the id `after`."""
+        rag = self._resources.rag(rag_id)
+        return await self._resources.ledger.documents(
             rag.rag_id, states=states, after=after, limit=limit
         )
 
     # ---- RAGs
 
     async def rags(self) -> list[RagView]:
-        """Every RAG whose file can be read; `trouble` tells of one that cannot be used."""
+        """All RAGs with a valid file; `trouble` is set for one that cannot be used."""
         return [await self.rag(rag_id) for rag_id in self.rag_ids]
 
     async def rag(self, rag_id: str) -> RagView:
-        """A RAG as it is configured and as it is; RagMissing or ConfigurationWrong."""
-        return await checking.view_rag(self._workshop, self._workshop.rag(rag_id))
+        """Configuration and contents of a RAG; RagMissing or ConfigurationWrong."""
+        return await health.view_rag(self._resources, self._resources.rag(rag_id))
 
     async def check(self, rag_id: str, *, probe: bool = False) -> list[str]:
-        """What is wrong with a RAG, beside its file; `probe` asks its embedder as well."""
-        return await checking.check_rag(self._workshop, self._workshop.rag(rag_id), probe=probe)
+        """Problems of a RAG with a valid file; `probe` also requests a vector from its embedder."""
+        return await health.check_rag(self._resources, self._resources.rag(rag_id), probe=probe)
 
     @property
     def rag_ids(self) -> list[str]:
-        """Of every RAG that is configured and can be used."""
-        return sorted(self._workshop.config.rags)
+        """Ids of the RAGs with a valid file."""
+        return sorted(self._resources.config.rags)
 
     @property
     def problems(self) -> Mapping[str, tuple[str, ...]]:
-        """What is wrong with the files of RAGs that cannot be used, by file."""
-        return self._workshop.config.problems
+        """Mistakes in the files of RAGs that cannot be used, by file."""
+        return self._resources.config.problems
 
-    async def reindex(self, rag_id: str) -> Rebuild:
-        """Build a RAG anew in another collection, which takes over when it is complete.
+    async def reindex(self, rag_id: str) -> RebuildStatus:
+        """Rebuild a RAG in a new collection, which replaces the present one when it is complete.
 
-        Searches find the present one until then. Goes on with a rebuild that is under way.
+        Searches use the present one until then. Resumes a rebuild that is under way.
         """
-        return await self._rebuilding.begin(self._workshop.rag(rag_id))
+        return await self._rebuilder.begin(self._resources.rag(rag_id))
 
     async def swap(self, rag_id: str, *, force: bool = False) -> str:
-        """Let a rebuilt collection take over now; its name. See `Rebuilding.swap`."""
-        return (await self._rebuilding.swap(self._workshop.rag(rag_id), force=force)).physical
+        """Replace the collection by the rebuilt one now; its name. See `Rebuilder.swap`."""
+        return (await self._rebuilder.swap(self._resources.rag(rag_id), force=force)).physical
 
     async def health(self) -> health.DocumentsHealth:
-        """Whether documents can be taken in now; never raises. Needs no `open`."""
-        return await health.check(self._workshop)
+        """Whether documents can be indexed now; never raises, and needs no `open`."""
+        return await health.check(self._resources)
 
-    # ---- the worker's side
+    # ---- workers
 
     def attend(self, *, watch: bool = True) -> list[Service]:
-        """Let `app.worker()` of this process take documents in; the services it needs beside.
+        """Make `app.worker()` of this process index documents; the services to pass to it.
 
         Call it once, before `app.worker(services=…)`.
         """
-        parsers = Parsers(self.app.settings.documents)
-        parsers.open()
-        intake = self._intake = Intake(self._workshop, parsers, self.metrics)
-        self._parsers = parsers
-
-        async def perform(payload: Any, job: JobContext) -> dict[str, Any]:
-            return await intake.perform(payload, job)
-
-        self._queue.handler(perform)
-        services: list[Service] = [Tidier(self._workshop, intake.storing)]
+        self._parsers = Parsers(self.app.settings.documents)
+        self._parsers.open()
+        self._intake = Intake(self._resources, self._parsers, self.metrics)
+        self._queue.handler(self._intake.perform)
+        services: list[Service] = [Cleanup(self._resources, self._intake.finished_files)]
         if watch:
             watcher = Watcher(
                 self.app.settings.documents,
-                configuration=lambda: self._workshop.config,
-                submit=self._arrived,
+                configuration=lambda: self._resources.config,
+                submit=self._submit_incoming,
             )
             services.append(watcher)
         return services
 
-    async def _arrived(self, rag_id: str, names: list[str]) -> None:
-        """Files that were put into `incoming/`, or are still there."""
-        rag = self._workshop.rag(rag_id)
-        incoming = self._workshop.folders(rag).incoming
+    async def _submit_incoming(self, rag_id: str, names: list[str]) -> None:
+        """Submit files that the watcher found in `incoming/`."""
+        rag = self._resources.rag(rag_id)
+        incoming = self._resources.folders(rag).incoming
         labels = [incoming.label(name) for name in names]
-        cancelled = await self._workshop.ledger.jobs.cancelled_among(rag_id, labels)
-        files: list[Given] = []
+        cancelled = await self._resources.ledger.jobs.cancelled_among(rag_id, labels)
+        files: list[SourceFile] = []
         for name, label in zip(names, labels, strict=True):
-            # One whose job was cancelled waits for a word, or for a newer file in its place.
-            found = incoming.identity(name) if label in cancelled else None
-            if found is None or found.ctime_ns > cancelled[label] * 1_000_000:
-                files.append(Given(path=incoming.root / name, name=name, place="incoming"))
-        await self._submitting.submit(rag, files, SubmitWords(submitted_by="watch"))
+            # A file whose job was cancelled stays until it is submitted by a user, or replaced.
+            identity = incoming.identity(name) if label in cancelled else None
+            if identity is None or identity.ctime_ns > cancelled[label] * 1_000_000:
+                files.append(SourceFile(path=incoming.root / name, name=name, place="incoming"))
+        await self._submitter.submit(rag, files, SubmitOptions(submitted_by="watch"))
 
-    # ---- parts of the above
-
-    async def _record(self, row: JobRow) -> JobRecord | None:
+    async def _record(self, job_id: str) -> JobRecord | None:
         try:
-            return await self._queue.job(row.job_id).status()
+            return await self._queue.job(job_id).status()
         except JobMissing:
             return None
-
-    async def _note_cancelled(self, job_id: str) -> None:
-        """A job that waited has no worker that would say so."""
-        record = await self._queue.job(job_id).status()
-        row = await self._workshop.ledger.jobs.get(job_id)
-        if row is not None and record.status == "cancelled":
-            await end_cancelled(self._workshop, row, record)

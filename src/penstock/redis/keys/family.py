@@ -1,11 +1,11 @@
-"""What is promised about one kind of key."""
+"""One kind of key: how its keys are spelled, and what is promised about them."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
 
-__all__ = ["Family", "RedisType", "Ttl"]
+__all__ = ["Family", "FamilyKeys", "RedisType", "Ttl"]
 
 
 class RedisType(StrEnum):
@@ -27,7 +27,7 @@ class Ttl(StrEnum):
     ALWAYS = "always"
     """From its first write on. One without a TTL is an orphan."""
     TERMINAL = "terminal"
-    """None while the work goes on, one from its final state on."""
+    """None while the work is under way, one from its final state on."""
     CHOSEN = "chosen"
     """None, or the one that its user has asked for."""
     WRITER = "writer"
@@ -39,7 +39,7 @@ class Family:
     """One kind of key. The stored contract: what others may rely on."""
 
     name: str
-    """`partition.stream` is built by `Keys(…).partition(…).stream`."""
+    """`partition.stream` is built by `KeySpace(…).partition(…).stream`."""
     pattern: str
     """Its keys on a single server; `<topic>` stands for an argument of that name."""
     cluster: str
@@ -59,3 +59,20 @@ class Family:
     def patterns(self) -> tuple[str, ...]:
         """All spellings, those of a single server first."""
         return tuple(pattern for pattern in (self.pattern, self.also, self.cluster) if pattern)
+
+
+@dataclass(frozen=True, slots=True)
+class FamilyKeys:
+    """Keys that belong together; on a cluster they share a hash slot.
+
+    Each kind has a class method `of(space, …)`, which checks names (`InvalidName`).
+    """
+
+    root: str
+    """Namespace and colon, or nothing."""
+    home: str
+    """What the keys belong to, as spelled in them: `mail`, on a cluster `{mail}`."""
+
+    @property
+    def _is_tagged(self) -> bool:
+        return self.home.startswith("{")

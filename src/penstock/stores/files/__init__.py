@@ -1,1 +1,1 @@
-"""Files in folders that nobody leads out of."""
+"""Files below a root folder, opened without following links out of it."""

@@ -1,4 +1,4 @@
-"""Open files by descriptor: which file this is, what is in it, and what errno means to a caller."""
+"""Files opened by descriptor: identity, content, and our errors for those of the system."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import os
 import stat
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
-from types import TracebackType
 from typing import TYPE_CHECKING, NamedTuple, Self
 
 from penstock.errors import FileMissing, FileRefused, StoreAway, StoreError, StoreFull
@@ -32,7 +31,7 @@ _NOT_A_FILE = {
 
 
 class Identity(NamedTuple):
-    """Which file, and which state of it."""
+    """Identifies a file and its version."""
 
     dev: int
     ino: int
@@ -41,25 +40,23 @@ class Identity(NamedTuple):
     ctime_ns: int
 
     @classmethod
-    def of(cls, found: os.stat_result) -> Identity:
-        return cls(found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns)
+    def of(cls, facts: os.stat_result) -> Identity:
+        return cls(facts.st_dev, facts.st_ino, facts.st_size, facts.st_mtime_ns, facts.st_ctime_ns)
 
     def content(self) -> tuple[int, int, int, int]:
-        """Without the time of the last change of the *name*, which a rename sets."""
+        """Without ctime, which a rename sets."""
         return self[:4]
 
 
 class OpenFile:
-    """A regular file that was opened within its folder. Closed at the end of `with`.
+    """An open regular file. Closed at the end of `with`.
 
-    Everything is read by position, so `fd` may be handed to a child process as it is.
+    Everything is read by position, so `fd` may be shared with a child process.
     """
 
-    def __init__(self, fd: int, relative: str, found: os.stat_result, max_bytes: int) -> None:
-        self.fd = fd
-        self.relative = relative
-        self.identity = Identity.of(found)
-        self.max_bytes = max_bytes
+    def __init__(self, fd: int, relative: str, facts: os.stat_result, max_bytes: int) -> None:
+        self.fd, self.relative, self.max_bytes = fd, relative, max_bytes
+        self.identity = Identity.of(facts)
         self._read: int | None = None
 
     @property
@@ -73,22 +70,17 @@ class OpenFile:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:
-        """May come twice."""
+        """May be called twice."""
         fd, self.fd = self.fd, -1
         if fd >= 0:
             os.close(fd)
 
     def blocks(self) -> Iterator[bytes]:
-        """What is in the file now; FileRefused once that is more than was allowed."""
+        """The file's content; FileRefused once it is larger than allowed."""
         at = 0
         while True:
             with translated(self.relative):
@@ -102,7 +94,7 @@ class OpenFile:
             yield block
 
     def digest(self) -> str:
-        """SHA-256 of what was really read, in hex. Ask `changed()` afterwards."""
+        """SHA-256 of what was read, in hex. Check `changed()` afterwards."""
         digest = hashlib.sha256()
         for block in self.blocks():
             digest.update(block)
@@ -111,17 +103,17 @@ class OpenFile:
     def changed(self) -> bool:
         """Whether the file was written to since it was opened.
 
-        A file whose stated size is not what was read (those under `/proc`) counts as changed. A
-        change of its permissions or links does, too: better once too often.
+        A file whose size is not what was read (as under `/proc`) counts as changed; so does one
+        with other permissions or links.
         """
         with translated(self.relative):
             now = Identity.of(os.fstat(self.fd))
         return now != self.identity or self._read not in (None, self.size)
 
     def still_at(self, folder: Folder, relative: str) -> bool:
-        """Whether this name leads to this very file, not to one that took its place."""
-        found = folder.identity(relative)
-        return found is not None and found[:2] == self.identity[:2]
+        """Whether this name is still this very file."""
+        present = folder.identity(relative)
+        return present is not None and present[:2] == self.identity[:2]
 
 
 def open_regular(
@@ -129,24 +121,24 @@ def open_regular(
 ) -> OpenFile:
     """Open a regular file for reading. With `dir_fd`, `path` must not be a symbolic link."""
     confined = dir_fd is not None
-    # Looked at before it is opened, because opening alone can set off a device; and afterwards by
-    # descriptor, because only that tells what was opened.
+    # Checked before it is opened, because opening alone can trigger a device, and again by
+    # descriptor, because only that is what was opened.
     before = os.stat(path, dir_fd=dir_fd, follow_symlinks=not confined)
     _check_kind(before.st_mode, shown_as)
     fd = os.open(path, _READING | (os.O_NOFOLLOW if confined else 0), dir_fd=dir_fd)
     try:
-        found = os.fstat(fd)
-        _check_kind(found.st_mode, shown_as)
-        _check_size(found.st_size, max_bytes, shown_as)
+        facts = os.fstat(fd)
+        _check_kind(facts.st_mode, shown_as)
+        _check_size(facts.st_size, max_bytes, shown_as)
     except BaseException:
         os.close(fd)
         raise
-    return OpenFile(fd, shown_as, found, max_bytes)
+    return OpenFile(fd, shown_as, facts, max_bytes)
 
 
 @contextmanager
 def translated(relative: str) -> Generator[None]:
-    """Turn what the system says about a path into one of our errors."""
+    """Raise the system's errors about a path as ours."""
     try:
         yield
     except OSError as error:
@@ -173,8 +165,8 @@ def _translation(error: OSError, relative: str) -> StoreError | FileRefused | Fi
         return not_a_file(relative, _NOT_A_FILE[number])
     if number in _FULL:
         return StoreFull(f"no room for file {name}: {error.strerror}")
-    # Too many open files, a network drive that is gone, a disk that fails: none of it says anything
-    # about the file, so none of it may refuse the file for good.
+    # Too many open files, a lost network drive, a failing disk: none of it is about the file, so
+    # none of it may refuse the file for good.
     return StoreAway(f"file {name} cannot be reached now: {error.strerror}")
 
 
@@ -192,12 +184,12 @@ def _check_size(size: int, max_bytes: int, shown_as: str) -> None:
 
 
 def not_a_file(relative: str, what: str) -> FileRefused:
-    return FileRefused(f"{shown(relative)} is no regular file but {what}", "ERR_NOT_A_FILE")
+    return FileRefused(f"{shown(relative)} is not a regular file but {what}", "ERR_NOT_A_FILE")
 
 
 def symlink(relative: str) -> FileRefused:
     return FileRefused(
-        f"{shown(relative)} is or goes through a symbolic link",
+        f"{shown(relative)} is or passes through a symbolic link",
         "ERR_SYMLINK",
         ("Put the file itself into the folder",),
     )

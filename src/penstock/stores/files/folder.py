@@ -1,8 +1,8 @@
-"""A folder that nobody leads out of, by whatever name.
+"""A root folder; no path leads out of it.
 
-Each component of a path is opened on its own, from the descriptor of the one before and never
-through a symbolic link, so what was checked is what is used. Hard links count as the files they
-are: who can make one could read and write the file anyway (Linux sees to that).
+Each component of a path is opened from the descriptor of the one before and never through a
+symbolic link, so what was checked is what is used. Hard links count as files: Linux lets only users
+create one who may read and write the file anyway.
 """
 
 from __future__ import annotations
@@ -19,20 +19,8 @@ from pathlib import Path, PurePath, PurePosixPath
 from penstock.errors import DocumentError, FileMissing, FileRefused, StoreAway
 from penstock.errors.base import shown
 from penstock.stores.files import naming
-from penstock.stores.files.descriptors import (
-    Identity,
-    OpenFile,
-    open_regular,
-    symlink,
-    translated,
-)
-from penstock.stores.files.moving import (
-    PART,
-    candidates,
-    move_between,
-    part_file,
-    write_all,
-)
+from penstock.stores.files.descriptors import Identity, OpenFile, open_regular, symlink, translated
+from penstock.stores.files.moving import PART, move_between, part_file, write_all
 
 __all__ = ["Folder", "Identity", "OpenFile"]
 
@@ -40,7 +28,7 @@ _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 class Folder:
-    """One root and the files below it. Any thread may call anything; all of it waits for the disk.
+    """A root and the files below it. Thread-safe; every call waits for the disk.
 
         incoming, processed = Folder.made(root / "incoming"), Folder.made(root / "processed")
         name = incoming.relative("reports/2024.pdf")
@@ -54,14 +42,14 @@ class Folder:
 
     def __init__(self, root: Path) -> None:
         self._given = Path.cwd() / root
-        # A link that leads *to* the root is the operator's own and looked up once.
+        # A link *to* the root is the operator's own and resolved once.
         self.root = self._given.resolve()
         self._unsettled: set[tuple[str, ...]] = set()
         self._lock = threading.Lock()
 
     @classmethod
     def made(cls, root: Path) -> Folder:
-        """Make the folder, for this user alone, unless it is there."""
+        """Make the folder unless it exists, for this user alone."""
         folder = cls(root)
         with translated(str(root)):
             folder.root.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -71,10 +59,10 @@ class Folder:
         return f"Folder({str(self.root)!r})"
 
     def relative(self, path: str | PurePath) -> str:
-        """Turn a path that begins at `/` or at this folder into one below this folder."""
+        """A path below this folder for one that is absolute or relative to it."""
         text = str(path)
         if not text or "\0" in text:
-            raise naming.outside(text, "is empty" if not text else "has a NUL in it")
+            raise naming.outside(text, "contains a NUL" if text else "is empty")
         pure = PurePosixPath(text)
         if pure.is_absolute():
             for root in (self.root, self._given):
@@ -93,7 +81,7 @@ class Folder:
             return open_regular(last, dir_fd=parent, shown_as=relative, max_bytes=max_bytes)
 
     def identity(self, relative: str) -> Identity | None:
-        """What this name leads to now, be it a link; None if to nothing."""
+        """The file or link of this name; None if there is none."""
         try:
             with self._parent_of(relative) as (parent, last), translated(relative):
                 return Identity.of(os.stat(last, dir_fd=parent, follow_symlinks=False))
@@ -114,20 +102,20 @@ class Folder:
         suffix: str,
         sync: bool = True,
     ) -> str | None:
-        """Move the file that `identity` is of; its new name, which is another if that is taken.
+        """Move the file of this identity; its new name, with a suffix if `name` is taken.
 
-        None if the name leads to another file now, or to a newer state of this one, which then
-        stays where it is. May be repeated: a file that is there already counts as moved.
+        None if the name is another file now, or a newer version of this one, which then stays. May
+        be repeated: a file that is at the target already counts as moved.
 
         Nothing is replaced, and a file that takes the source's place at the last moment is put
-        back. What remains: that one is at the target for an instant, and stays there if this
-        process is killed in it; who still has the file open can write to it afterwards.
+        back. It is at the target for an instant, and stays there if this process is killed in it;
+        a process that still has the file open can write to it afterwards.
 
-        To another file system the file is copied; killed before its source is gone, it is at both
-        places, and the repetition makes a second copy.
+        To another file system the file is copied; killed before its source is removed, it is at
+        both places, and a repetition makes a second copy.
         """
         if "/" in suffix:
-            raise naming.outside(suffix, "is no suffix of a name")
+            raise naming.outside(suffix, "is not a suffix of a name")
         with ExitStack() as stack:
             try:
                 parent, last = stack.enter_context(self._parent_of(relative))
@@ -135,19 +123,19 @@ class Folder:
                 return self._moved_before(target, name, suffix, identity)
             there, _ = stack.enter_context(target._parent_of(name, make=True))
             stack.enter_context(translated(relative))
-            names = candidates(name, suffix)
+            names = naming.candidates(name, suffix)
             moved = move_between(parent, last, there, names, identity=identity, suffix=suffix)
             if moved is None:
                 return self._moved_before(target, name, suffix, identity)
-            # The new name first: a power failure between them leaves two names rather than none.
+            # The new name first: a power failure leaves two names rather than none.
             target._settle(there, name, now=sync)
             self._settle(parent, relative, now=sync)
             return moved
 
     def write(self, name: str, data: bytes, *, sync: bool = True, lasting: bool = True) -> None:
-        """Make or replace a file at once; readable for this user alone.
+        """Make or replace a file atomically; readable for this user alone.
 
-        One that is not `lasting` may be empty after the machine has crashed.
+        Unless it is `lasting` it may be empty after a crash of the machine.
         """
         with (
             self._parent_of(name, make=True) as (parent, last),
@@ -161,10 +149,9 @@ class Folder:
             self._settle(parent, name, now=sync)
 
     def copy_in(self, source_path: str | Path, name: str, *, max_bytes: int) -> None:
-        """Copy a file from anywhere to this name, at once, instead of what was there.
+        """Copy a file from anywhere to this name, atomically, replacing what was there.
 
-        `source_path` is the caller's own and may be a link. DocumentError if it was written to
-        meanwhile.
+        `source_path` is trusted and may be a link. DocumentError if it is written to meanwhile.
         """
         with ExitStack() as stack:
             with translated(str(source_path)):
@@ -188,7 +175,7 @@ class Folder:
             self._settle(parent, name, now=True)
 
     def remove(self, name: str) -> None:
-        """Remove a file; nothing happens if there is none. A link is removed, not what it is to."""
+        """Remove a file or a link, if it exists."""
         try:
             with self._parent_of(name) as (parent, last), translated(name):
                 if stat.S_ISDIR(os.stat(last, dir_fd=parent, follow_symlinks=False).st_mode):
@@ -199,9 +186,9 @@ class Folder:
             return
 
     def walk(self, refused: Callable[[FileRefused], None] | None = None) -> Iterator[str]:
-        """Every regular file below, in no order, without names that begin with a dot.
+        """Every regular file below, unordered, without names that begin with a dot.
 
-        `refused` is told of folders that cannot be looked into. Names may hold bytes that are no
+        `refused` is called for folders that cannot be read. Names may contain bytes that are not
         text: see `label`.
         """
         folders = [""]
@@ -221,18 +208,18 @@ class Folder:
                         elif entry.is_file(follow_symlinks=False):
                             yield prefix + entry.name
             except FileMissing:
-                continue  # removed while we looked
+                continue  # removed meanwhile
             except FileRefused as error:
                 if refused is not None:
                     refused(error)
 
     @staticmethod
     def label(relative: str) -> str:
-        """The text by which the document of this file is known; see `naming.label`."""
+        """The document name of this file; see `naming.label`."""
         return naming.label(relative)
 
     def settle(self) -> None:
-        """Make durable what was moved or written with `sync=False`, for all of it at once."""
+        """Make durable all that was moved or written with `sync=False`."""
         with self._lock:
             folders, self._unsettled = self._unsettled, set()
         try:
@@ -251,7 +238,7 @@ class Folder:
                 self._unsettled |= folders
 
     def tidy(self, *, older_s: float) -> int:
-        """Remove what killed processes left half written; returns how many files."""
+        """Remove files that killed processes left half written; how many."""
         removed = 0
         prefixes = {""} | {name.rpartition("/")[0] for name in self.walk()}
         for prefix in prefixes:
@@ -277,7 +264,7 @@ class Folder:
         try:
             fd = os.open(self.root, _FOLDER)
         except OSError as error:
-            # A drive that is not mounted must not make every one of its files a missing one.
+            # The files of a drive that is not mounted must not count as missing.
             raise StoreAway(f"folder {self.root} cannot be opened: {error.strerror}") from error
         try:
             for part in parts:
@@ -299,11 +286,11 @@ class Folder:
     def _moved_before(
         self, target: Folder, name: str, suffix: str, identity: Identity
     ) -> str | None:
-        for candidate in candidates(name, suffix):
-            found = target.identity(candidate)
-            if found is None:
+        for candidate in naming.candidates(name, suffix):
+            present = target.identity(candidate)
+            if present is None:
                 return None
-            if found.content() == identity.content():
+            if present.content() == identity.content():
                 return candidate
         return None
 
@@ -315,7 +302,7 @@ def _open_folder(fd: int, part: str, *, make: bool) -> int:
         if not make:
             raise
     except NotADirectoryError:
-        # Linux says so of a link, too.
+        # Linux raises it for a link, too.
         if stat.S_ISLNK(os.stat(part, dir_fd=fd, follow_symlinks=False).st_mode):
             raise symlink(part) from None
         raise

@@ -1,1 +1,1 @@
-"""Tables behind one small door: SQLite in the data directory, or PostgreSQL by its address."""
+"""Stores of tables: SQLite in the data directory, or PostgreSQL by its address."""

@@ -1,4 +1,4 @@
-"""What tables can do, whichever database has them."""
+"""What every store of tables can do."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ Row = tuple[Any, ...]
 
 
 class Transaction(Protocol):
-    """A transaction that is open. SQL that both databases know, with `?` for values."""
+    """An open transaction. SQL that both databases accept, with `?` for values."""
 
     def execute(self, sql: str, *values: Value) -> list[Row]:
-        """Run a statement; the rows that it selects or returns, if any."""
+        """Run a statement; the rows that it returns, if any."""
         ...
 
     def execute_many(self, sql: str, rows: Sequence[Sequence[Value]]) -> None:
@@ -27,21 +27,21 @@ class Transaction(Protocol):
 class Tables(Protocol):
     """One database. Made by `open_tables`.
 
-    Work is a plain function, run in a thread: it may be run again after a conflict with another
-    transaction, so it must do nothing but its statements. What it raises undoes it and reaches the
-    caller. StoreAway or StoreFull for what the database cannot do now.
+    Work is a plain function, run in a thread. It may be run again after a conflict with another
+    transaction, so it must have no effects but its statements. An exception rolls it back and is
+    raised to the caller. StoreAway or StoreFull for what the database cannot do now.
     """
 
     async def open(self) -> None:
-        """Connect, and make what is missing. May come twice."""
+        """Connect, and make what is missing. May be called twice."""
         ...
 
     async def close(self) -> None: ...
 
     async def write(self, work: Callable[[Transaction], T]) -> T:
-        """Run work in a transaction that may change things; it is on the disk when this returns."""
+        """Run work in a transaction that may write; it is durable when this returns."""
         ...
 
     async def read(self, work: Callable[[Transaction], T]) -> T:
-        """Run work that only looks, on one state of the tables; waits for no writer."""
+        """Run work that only reads, on one snapshot; waits for no writer."""
         ...

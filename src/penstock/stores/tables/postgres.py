@@ -2,28 +2,27 @@
 
 from __future__ import annotations
 
-import queue
 import threading
 import time
+from queue import SimpleQueue
 
 import psycopg
 from psycopg.conninfo import conninfo_to_dict
 
-from penstock.stores.tables.errands import Desk
-from penstock.stores.tables.postgres_link import Link, with_defaults
-from penstock.stores.tables.threaded import Desks, ThreadedTables
+from penstock.stores.tables.postgres_connection import PostgresConnection, with_defaults
+from penstock.stores.tables.work_queue import ThreadedTables, WorkQueue, WorkQueues
 
 __all__ = ["PostgresTables", "is_address"]
 
-_LOOK_S = 0.5
-"""How often connections are looked at that wait for an answer."""
+_CHECK_S = 0.5
+"""How often connections are checked for a server that does not answer."""
 
 
 class PostgresTables(ThreadedTables):
     """Tables in the database at `url`, over at most `connections` connections.
 
-    Works are as isolated as they are in SQLite, where one comes after the other: a work that meets
-    another is undone and run again. Reads wait for no writer unless there is but one connection.
+    Works are serializable, as in SQLite: one that conflicts with another is rolled back and run
+    again. Reads wait for no writer unless there is only one connection.
     """
 
     def __init__(self, url: str, *, connections: int, wait_s: float) -> None:
@@ -34,55 +33,57 @@ class PostgresTables(ThreadedTables):
     def __repr__(self) -> str:
         return "<tables in PostgreSQL>"
 
-    def _start(self) -> Desks:
-        return _PostgresDesks(self._conninfo, self._connections, self.wait_s)
+    def _start(self) -> WorkQueues:
+        return _PostgresQueues(self._conninfo, self._connections, self.wait_s)
 
 
-class _PostgresDesks(Desks):
+class _PostgresQueues(WorkQueues):
     def __init__(self, conninfo: str, connections: int, wait_s: float) -> None:
-        self._links = tuple(Link(conninfo, wait_s) for _ in range(connections))
-        self._links[0].connect()  # now, so that a wrong address or password shows
-        self._unused = queue.SimpleQueue[Link]()
-        for link in self._links:
-            self._unused.put(link)
+        self._connections = tuple(PostgresConnection(conninfo, wait_s) for _ in range(connections))
+        self._connections[0].connect()  # now, so that a wrong address or password shows
+        self._unused = SimpleQueue[PostgresConnection]()
+        for connection in self._connections:
+            self._unused.put(connection)
         self._has_ended = threading.Event()
-        self._watch = threading.Thread(target=self._look, name="tables watch", daemon=True)
-        # Half of them only read, so that works that write cannot keep them all.
+        self._watch = threading.Thread(target=self._check_answers, name="tables watch", daemon=True)
+        # Half of them only read, so that writes cannot occupy all.
         readers = connections // 2
-        self.writes = Desk("tables writes", self._serve, threads=connections - readers)
-        self.reads = Desk("tables reads", self._serve, threads=readers) if readers else self.writes
-        self._desks = {self.writes, self.reads}
+        self.writes = WorkQueue("tables writes", self._serve, threads=connections - readers)
+        self.reads = (
+            WorkQueue("tables reads", self._serve, threads=readers) if readers else self.writes
+        )
+        self._queues = {self.writes, self.reads}
         self._watch.start()
-        for desk in self._desks:
-            desk.start()
+        for queue in self._queues:
+            queue.start()
 
     def finish(self) -> None:
-        for desk in self._desks:
-            desk.finish()
+        for queue in self._queues:
+            queue.finish()
         self._has_ended.set()
         self._watch.join()
 
-    def _serve(self, desk: Desk) -> None:
-        link = self._unused.get()
-        while (errand := desk.take()) is not None:
-            if errand.is_given_up:
+    def _serve(self, queue: WorkQueue) -> None:
+        connection = self._unused.get()
+        while (queued := queue.take()) is not None:
+            if queued.is_given_up:
                 continue
             try:
-                errand.result = link.run(errand)
+                queued.result = connection.run(queued)
             except BaseException as error:  # noqa: BLE001  it is the caller's
-                errand.error = error
-            desk.answer([errand])
-        link.drop()
+                queued.error = error
+            queue.answer([queued])
+        connection.drop()
 
-    def _look(self) -> None:
-        while not self._has_ended.wait(_LOOK_S):
+    def _check_answers(self) -> None:
+        while not self._has_ended.wait(_CHECK_S):
             now = time.monotonic()
-            for link in self._links:
-                link.end_if_silent(now)
+            for connection in self._connections:
+                connection.end_if_silent(now)
 
 
 def is_address(url: str) -> bool:
-    """Whether libpq can read it."""
+    """Whether libpq can parse it."""
     try:
         conninfo_to_dict(url)
     except psycopg.Error:

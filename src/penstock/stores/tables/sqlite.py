@@ -1,39 +1,62 @@
 """Tables in one SQLite file, shared by any number of processes on a machine.
 
-A process writes with one thread. Works that wait are run one after another in one transaction, each
-within a savepoint of its own, and become durable with one commit: thirty writers cost one fsync.
+A process writes with one thread. Queued works run in one transaction, each within a savepoint of
+its own, and become durable with one commit: thirty writers cost one fsync.
 """
 
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import sqlite3
 import threading
 import time
-from collections.abc import Sequence
+import weakref
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
 from penstock.errors import StoreAway, StoreError, StoreFull
-from penstock.stores.tables.errands import Desk, Errand
 from penstock.stores.tables.port import Row, Value
-from penstock.stores.tables.sqlite_failures import is_busy, judged
-from penstock.stores.tables.threaded import Desks, ThreadedTables
-from penstock.stores.tables.turns import Turn, poll
+from penstock.stores.tables.work_queue import QueuedWork, ThreadedTables, WorkQueue, WorkQueues
 
 __all__ = ["SqliteTables"]
 
 _READERS = 4
 _TOGETHER = 512
-"""Most works of one commit."""
+"""Most works in one commit."""
 _HOLD_S = 0.05
-"""No work joins a transaction that has been open for this long: other processes wait for it."""
+"""No work joins a transaction that is open for longer: other processes wait for it."""
 _LARGEST_LOG = 64 * 1024 * 1024
-"""A write-ahead log that grew beyond this, behind a long read, is cut when it can be."""
+"""A write-ahead log that grew beyond this during a long read is truncated afterwards."""
 
-# Closing any descriptor of a file ends all locks that the process has on it, SQLite's among them:
-# whoever wants to open the file waits until it is made.
+_FIRST_PAUSE_S = 0.000_1
+_LONGEST_PAUSE_S = 0.003
+
+_PRIMARY = 0xFF
+"""SQLite's extended error codes have the primary one in the lowest byte."""
+_NO_ROOM = 1024 * 1024
+"""With fewer bytes free than this, a failed write had no room."""
+
+_STATEMENT_ERRORS = (sqlite3.Error, OverflowError, UnicodeError)
+_AWAY = {
+    sqlite3.SQLITE_BUSY: "other writers hold it",
+    sqlite3.SQLITE_LOCKED: "other writers hold it",
+    sqlite3.SQLITE_INTERRUPT: "it was interrupted",
+    sqlite3.SQLITE_NOMEM: "there is no memory",
+}
+_BROKEN = {
+    sqlite3.SQLITE_CORRUPT: "is damaged: put back a copy, or move it away to start afresh",
+    sqlite3.SQLITE_NOTADB: "is not a database: move it away, or name another in tables.url",
+    sqlite3.SQLITE_CANTOPEN: "cannot be opened: does its folder exist, and may you write there?",
+    sqlite3.SQLITE_PERM: "cannot be opened: may you write there?",
+    sqlite3.SQLITE_READONLY: "may only be read",
+    sqlite3.SQLITE_AUTH: "cannot be opened: access denied",
+}
+
+# Closing any descriptor of a file releases all locks that the process has on it, SQLite's among
+# them: nothing may open the file while it is made.
 _making = threading.Lock()
 
 
@@ -47,99 +70,101 @@ class SqliteTables(ThreadedTables):
     def __repr__(self) -> str:
         return f"<tables in {self.path}>"
 
-    def _start(self) -> Desks:
+    def _start(self) -> WorkQueues:
         try:
             _make(self.path)
-            return _SqliteDesks(self.path, self.wait_s)
+            return _SqliteQueues(self.path, self.wait_s)
         except OSError as error:
             kind = StoreFull if error.errno in {errno.ENOSPC, errno.EDQUOT} else StoreError
             raise kind(f"{self.path} cannot be opened: {error}") from error
 
 
-class _SqliteDesks(Desks):
+class _SqliteQueues(WorkQueues):
     def __init__(self, path: Path, wait_s: float) -> None:
         self._path, self._wait_s = path, wait_s
         self._writer = _connect(path, wait_s)
         try:
-            self._writer.execute("PRAGMA busy_timeout = 0")  # it waits for its turn instead
-            self._turn = Turn(path)
+            self._writer.execute("PRAGMA busy_timeout = 0")  # it takes the write lock instead
+            self._write_lock = _WriteLock(path)
             self._identity = _identity(path)
         except BaseException:
             self._writer.close()
             raise
-        self.writes = Desk("tables writes", self._serve_writes, threads=1)
-        self.reads = Desk("tables reads", self._serve_reads, threads=_READERS)
+        self.writes = WorkQueue("tables writes", self._serve_writes, threads=1)
+        self.reads = WorkQueue("tables reads", self._serve_reads, threads=_READERS)
         self.writes.start()
         self.reads.start()
 
     def finish(self) -> None:
         self.reads.finish()
         self.writes.finish()
-        self._turn.close()
-        with suppress(sqlite3.Error):  # a full disk: the next one to open it folds the log in
+        self._write_lock.close()
+        with suppress(sqlite3.Error):  # a full disk: the next to open it merges the log
             self._writer.close()
 
     # writing
 
-    def _serve_writes(self, desk: Desk) -> None:
-        while (first := desk.take()) is not None:
+    def _serve_writes(self, queue: WorkQueue) -> None:
+        while (first := queue.take()) is not None:
             if first.is_given_up:
                 continue
             group = [first]
             try:
                 self._begin(first.asked_at + self._wait_s)
-                self._run_group(group, desk)
+                self._run_group(group, queue)
                 self._writer.execute("COMMIT")
-            except Exception as error:  # noqa: BLE001  each of them waits for its outcome
+            except Exception as error:  # noqa: BLE001  each caller waits for its outcome
                 whole = self._undone(error)
-                for errand in group:
-                    errand.error = errand.error or type(whole)(*whole.args)  # each has a traceback
-            desk.answer(group)
+                for queued in group:
+                    queued.error = queued.error or type(whole)(*whole.args)  # for its own traceback
+            queue.answer(group)
 
     def _begin(self, deadline: float) -> None:
         if _identity(self._path) != self._identity:
-            raise StoreError(f"{self._path} was moved or removed while it was open: open it anew")
-        if not self._turn.take(deadline):
+            raise StoreError(f"{self._path} was moved or removed while it was open: open it again")
+        if not self._write_lock.take(deadline):
             raise StoreAway(f"{self._path} does not answer in time: other writers hold it")
         try:
-            if not poll(self._has_begun, deadline):
+            if not _poll(self._has_begun, deadline):
                 raise StoreAway(f"{self._path} does not answer in time: other writers hold it")
         finally:
-            self._turn.pass_on()
+            self._write_lock.release()
 
     def _has_begun(self) -> bool:
         try:
             self._writer.execute("BEGIN IMMEDIATE")
         except sqlite3.Error as error:
-            if is_busy(error):
+            if _is_busy(error):
                 return False
             raise
         return True
 
-    def _run_group(self, group: list[Errand], desk: Desk) -> None:
-        """Run the first of the group, and those who wait or come meanwhile; they join it."""
+    def _run_group(self, group: list[QueuedWork], queue: WorkQueue) -> None:
+        """Run the first of the group, then works that are queued meanwhile; they join it."""
         until = time.monotonic() + _HOLD_S
-        errand: Errand | None = group[0]
-        while errand is not None:
-            self._run_alone(errand)
+        queued: QueuedWork | None = group[0]
+        while queued is not None:
+            self._run_alone(queued)
             if len(group) >= _TOGETHER or time.monotonic() > until:
                 return
-            while (errand := desk.take_waiting()) is not None and errand.is_given_up:
+            while (queued := queue.take_waiting()) is not None and queued.is_given_up:
                 pass
-            if errand is not None:
-                group.append(errand)
+            if queued is not None:
+                group.append(queued)
 
-    def _run_alone(self, errand: Errand) -> None:
-        """Run a work so that it can be undone alone. Raises what undid the whole transaction."""
+    def _run_alone(self, queued: QueuedWork) -> None:
+        """Run a work in a savepoint. Raises what rolled the whole transaction back."""
         writer = self._writer
         writer.execute("SAVEPOINT work")
         transaction = _SqliteTransaction(writer, self._path)
         try:
-            errand.result = errand.work(transaction)
+            queued.result = queued.work(transaction)
             transaction.confirm()
             writer.execute("RELEASE work")
         except BaseException as error:  # noqa: BLE001  it is the caller's
-            errand.error = judged(error, self._path) if isinstance(error, sqlite3.Error) else error
+            queued.error = (
+                _store_error(error, self._path) if isinstance(error, sqlite3.Error) else error
+            )
         else:
             return
         if not writer.in_transaction:  # SQLite ends it when the disk is full, for example
@@ -151,33 +176,33 @@ class _SqliteDesks(Desks):
         with suppress(sqlite3.Error):
             if self._writer.in_transaction:
                 self._writer.execute("ROLLBACK")
-        return error if isinstance(error, StoreError) else judged(error, self._path)
+        return error if isinstance(error, StoreError) else _store_error(error, self._path)
 
     # reading
 
-    def _serve_reads(self, desk: Desk) -> None:
+    def _serve_reads(self, queue: WorkQueue) -> None:
         reader: sqlite3.Connection | None = None
-        while (errand := desk.take()) is not None:
-            if errand.is_given_up:
+        while (queued := queue.take()) is not None:
+            if queued.is_given_up:
                 continue
             try:
                 if reader is None:
                     reader = _connect(self._path, self._wait_s)
                     reader.execute("PRAGMA query_only = ON")
-                self._look(reader, errand)
+                self._run_read(reader, queued)
             except BaseException as error:  # noqa: BLE001  it is the caller's
-                errand.error = (
-                    judged(error, self._path) if isinstance(error, sqlite3.Error) else error
+                queued.error = (
+                    _store_error(error, self._path) if isinstance(error, sqlite3.Error) else error
                 )
-            desk.answer([errand])
+            queue.answer([queued])
         if reader is not None:
             reader.close()
 
-    def _look(self, reader: sqlite3.Connection, errand: Errand) -> None:
+    def _run_read(self, reader: sqlite3.Connection, queued: QueuedWork) -> None:
         transaction = _SqliteTransaction(reader, self._path)
         reader.execute("BEGIN")
         try:
-            errand.result = errand.work(transaction)
+            queued.result = queued.work(transaction)
         finally:
             if reader.in_transaction:
                 reader.execute("ROLLBACK")
@@ -185,7 +210,7 @@ class _SqliteDesks(Desks):
 
 
 class _SqliteTransaction:
-    """A work's statements. One that fails dooms the work, as in PostgreSQL."""
+    """A work's statements. If one fails the work fails, as in PostgreSQL."""
 
     __slots__ = ("_connection", "_path", "failed")
 
@@ -194,7 +219,7 @@ class _SqliteTransaction:
         self.failed: StoreError | None = None
 
     def confirm(self) -> None:
-        """Raise what failed, for a work that went on as if nothing had happened."""
+        """Raise what failed, also if the work has caught it."""
         if self.failed is not None:
             raise self.failed
 
@@ -202,21 +227,86 @@ class _SqliteTransaction:
         self.confirm()
         try:
             return self._connection.execute(sql, values).fetchall()
-        except (sqlite3.Error, OverflowError, UnicodeError) as error:
-            self.failed = judged(error, self._path)
-            raise self.failed from error
+        except _STATEMENT_ERRORS as error:
+            raise self._failure(error) from error
 
     def execute_many(self, sql: str, rows: Sequence[Sequence[Value]]) -> None:
         self.confirm()
         try:
             self._connection.executemany(sql, rows)
-        except (sqlite3.Error, OverflowError, UnicodeError) as error:
-            self.failed = judged(error, self._path)
-            raise self.failed from error
+        except _STATEMENT_ERRORS as error:
+            raise self._failure(error) from error
+
+    def _failure(self, error: Exception) -> StoreError:
+        self.failed = _store_error(error, self._path)
+        return self.failed
+
+
+class _WriteLock:
+    """A fair lock among the writers of all processes; a process that dies releases it.
+
+    SQLite gives its own lock to the process that asks at the right moment. A process that writes
+    without a pause asks again microseconds after it released it, the others ask every few
+    milliseconds: one of them may wait for too long. So a writer first takes a lock on a file beside
+    the database, and keeps it until it has SQLite's; one that has just written comes after those
+    that waited.
+    """
+
+    def __init__(self, database: Path) -> None:
+        path = database.with_name(f"{database.name}-turn")
+        self._file: int | None = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        _open.add(self)
+
+    def take(self, deadline: float) -> bool:
+        """Wait for the lock until `deadline` (monotonic); whether it was taken."""
+        return _poll(self._try, deadline)
+
+    def release(self) -> None:
+        if self._file is not None:
+            fcntl.flock(self._file, fcntl.LOCK_UN)
+
+    def close(self) -> None:
+        """Close the file, without releasing the lock of another process that shares it."""
+        file, self._file = self._file, None
+        if file is not None:
+            os.close(file)
+
+    def _try(self) -> bool:
+        if self._file is None:
+            return True
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        return True
+
+
+def _poll(attempt: Callable[[], bool], deadline: float) -> bool:
+    """Try at least once, and again until `deadline` (monotonic); whether it succeeded."""
+    pause_s = _FIRST_PAUSE_S
+    while not attempt():
+        left_s = deadline - time.monotonic()
+        if left_s <= 0:
+            return False
+        time.sleep(min(pause_s, left_s))
+        pause_s = min(pause_s * 2, _LONGEST_PAUSE_S)
+    return True
+
+
+_open: weakref.WeakSet[_WriteLock] = weakref.WeakSet()
+
+
+def _leave_to_parent() -> None:
+    """A child that kept the file open would keep the lock of a parent that was killed."""
+    for lock in list(_open):
+        lock.close()
+
+
+os.register_at_fork(after_in_child=_leave_to_parent)
 
 
 def _identity(path: Path) -> tuple[int, int] | None:
-    """Which file it is. SQLite itself goes on writing to one that nobody finds any more."""
+    """Which file it is: SQLite keeps writing to one that was moved or removed."""
     try:
         file = path.stat()
     except FileNotFoundError:
@@ -231,13 +321,13 @@ def _make(path: Path) -> None:
 
 
 def _connect(path: Path, wait_s: float) -> sqlite3.Connection:
-    """Open the file as all connections have it. StoreError says why it cannot be."""
+    """Open a connection with our settings; StoreError if that fails."""
     connection: sqlite3.Connection | None = None
     try:
         connection = sqlite3.connect(
             path,
             timeout=wait_s,
-            isolation_level=None,  # we say BEGIN
+            isolation_level=None,  # explicit BEGIN
             check_same_thread=False,  # opened in one, used by one other
             cached_statements=256,
         )
@@ -252,25 +342,65 @@ def _connect(path: Path, wait_s: float) -> sqlite3.Connection:
         if connection is not None:
             connection.close()
         if isinstance(error, sqlite3.Error):
-            raise judged(error, path) from error
+            raise _store_error(error, path) from error
         raise
     return connection
 
 
 def _switch_log_on(connection: sqlite3.Connection, path: Path, deadline: float) -> None:
-    """Have a write-ahead log. The switch does not wait for others who do the same, so this does."""
+    """Switch to a write-ahead log, waiting for others who do the same."""
     answers: list[Row] = []
 
     def switched() -> bool:
         try:
             answers[:] = connection.execute("PRAGMA journal_mode = WAL").fetchall()
         except sqlite3.Error as error:
-            if is_busy(error):
+            if _is_busy(error):
                 return False
             raise
         return True
 
-    if not poll(switched, deadline):
+    if not _poll(switched, deadline):
         raise StoreAway(f"{path} does not answer in time: other writers hold it")
     if answers != [("wal",)]:
         raise StoreError(f"{path} cannot have a write-ahead log: is it on a network disk?")
+
+
+def _is_busy(error: sqlite3.Error) -> bool:
+    """Whether another writer has the lock."""
+    return _code(error) & _PRIMARY in {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED}
+
+
+def _store_error(error: Exception, path: Path) -> StoreError:
+    """Our error for whatever a statement raised."""
+    if isinstance(error, OverflowError | UnicodeError):
+        return StoreError(f"a value cannot be stored: {error}")
+    if not isinstance(error, sqlite3.Error):
+        return StoreError(f"{path}: {type(error).__name__}: {error}")
+    kind = _code(error) & _PRIMARY
+    if kind == sqlite3.SQLITE_FULL or (kind == sqlite3.SQLITE_IOERR and _had_no_room(error, path)):
+        return StoreFull(f"no room for {path}: {error}")
+    if kind == sqlite3.SQLITE_IOERR:
+        return StoreAway(f"the disk of {path} fails ({_name(error)}): {error}")
+    if kind in _AWAY:
+        return StoreAway(f"{path} does not answer in time: {_AWAY[kind]}")
+    broken = _BROKEN.get(kind)
+    return StoreError(f"{path} {broken} ({error})" if broken else f"{path}: {error}")
+
+
+def _code(error: sqlite3.Error) -> int:
+    return getattr(error, "sqlite_errorcode", 0)
+
+
+def _name(error: sqlite3.Error) -> str:
+    return getattr(error, "sqlite_errorname", "unknown")
+
+
+def _had_no_room(error: sqlite3.Error, path: Path) -> bool:
+    if _code(error) == sqlite3.SQLITE_IOERR_FSYNC:
+        return False  # whatever the reason: the data may be written or not
+    try:
+        disk = os.statvfs(path.parent)
+    except OSError:
+        return False
+    return disk.f_bavail * disk.f_frsize < _NO_ROOM

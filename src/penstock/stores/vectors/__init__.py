@@ -1,1 +1,1 @@
-"""Vectors behind one small door: Qdrant's engine in the data directory, or a Qdrant server."""
+"""Stores of vectors: Qdrant's engine in the data directory, or a Qdrant server."""

@@ -1,10 +1,10 @@
-"""Qdrant's in-process engine over a directory: every collection in it, and their aliases.
+"""Qdrant's in-process engine over a directory: its collections and their aliases.
 
     collections/<name>/   one collection: `collection.json`, and the engine's files in `shard/`
-    aliases.json          which name stands for which collection
-    making/               a collection that is being made or removed; nothing if no process is at it
+    aliases.json          aliases and their collections
+    making/               a collection that is being made or removed
 
-Only one process may use a directory (see `house.py`), and only one thread of it this class.
+Used by one thread of one process at a time (see `daemon.py`).
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from pathlib import Path
 import msgspec
 
 from penstock.errors import StoreError, StoreMismatch
-from penstock.stores.vectors.edge_collection import EdgeCollection, told
+from penstock.stores.vectors.edge_collection import EdgeCollection, store_error
 from penstock.stores.vectors.edge_files import (
     LITTLE_ROOM,
     check_room,
     collection_name,
     folder_name,
-    sync_folder,
+    sync_path,
     sync_tree,
     write_durably,
 )
@@ -35,7 +35,7 @@ __all__ = ["EdgeEngine"]
 
 logger = logging.getLogger(__name__)
 
-# The engine makes files of this size.
+# The size of the engine's files.
 _ROOM = 32 * 1024 * 1024
 # A vector is in the log, in the store, and with its payload in the indexes.
 _COPIES = 4
@@ -56,13 +56,13 @@ class EdgeEngine:
         self._collections: dict[str, EdgeCollection] = {}
         for folder in sorted(self._folders.iterdir()):
             if not (folder / "collection.json").is_file():
-                logger.warning("%s is no collection", folder)  # ours are there as a whole
+                logger.warning("%s is not a collection", folder)  # ours are renamed into place
                 continue
             name = collection_name(folder.name)
             self._collections[name] = EdgeCollection(name, folder)
 
     def find(self, name: str) -> EdgeCollection | None:
-        """The collection that has this name or alias."""
+        """The collection of this name or alias."""
         return self._collections.get(self._aliases.get(name, name))
 
     def get(self, name: str) -> EdgeCollection:
@@ -86,7 +86,7 @@ class EdgeEngine:
             EdgeCollection.make(new, dimension)
             sync_tree(new)
             new.rename(folder)
-            sync_folder(self._folders)
+            sync_path(self._folders)
         self._collections[name] = EdgeCollection(name, folder)
 
     def drop(self, name: str) -> None:
@@ -99,7 +99,7 @@ class EdgeEngine:
             gone = self._making / collection.folder.name
             gone.parent.mkdir(mode=0o700, exist_ok=True)
             collection.folder.rename(gone)
-            sync_folder(self._folders)
+            sync_path(self._folders)
             shutil.rmtree(gone)
 
     def collections(self) -> list[CollectionInfo]:
@@ -111,7 +111,7 @@ class EdgeEngine:
             return collection.info() if (collection := self.find(name)) else None
 
     def upsert(self, writes: Sequence[Upsert]) -> list[StoreError | None]:
-        """Do what each asks for, all of one collection, or say for each why not."""
+        """Write to one collection; an error for each request that failed."""
         size = sum(len(point.vector) for write in writes for point in write.points)
         try:
             self._check_room(_ROOM + _COPIES * size)
@@ -165,7 +165,7 @@ class EdgeEngine:
         return dict(self._aliases)
 
     def flush(self) -> None:
-        """Bring all that was written to the disk."""
+        """Sync all writes to the disk."""
         for collection in self._collections.values():
             with _engine_errors():
                 collection.flush()
@@ -179,7 +179,7 @@ class EdgeEngine:
         return (c for c in self._collections.values() if c.wants_tidying and not c.resting)
 
     def can_tidy(self, collection: EdgeCollection) -> bool:
-        """Whether there is room: everything that is kept is written anew."""
+        """Whether there is room: everything that is kept is written again."""
         files = collection.folder.rglob("*")
         try:
             self._check_room(_ROOM + sum(file.stat().st_blocks * _BLOCK for file in files))
@@ -205,10 +205,10 @@ class EdgeEngine:
 
 @contextmanager
 def _engine_errors() -> Generator[None]:
-    """Give what the engine and the disk refuse our own types."""
+    """Raise errors of the engine and the disk as ours."""
     try:
         yield
     except StoreError:
         raise
     except Exception as error:  # noqa: BLE001  the engine raises nothing more precise
-        raise told(error) from None
+        raise store_error(error) from None

@@ -1,8 +1,8 @@
 """One collection in Qdrant's in-process engine: a shard in a directory of its own.
 
-No two processes can have it open: the engine holds a lock on its write-ahead log. Every call keeps
-Python's global lock until it has ended, so none may take long; `optimize` does, and is therefore
-run by a process of its own, while the shard is closed here (see `tidying.py`).
+Only one process can have it open: the engine locks its write-ahead log. Every call keeps Python's
+global lock until it returns, so none may take long; `optimize` does, and is therefore run by a
+process of its own, while the shard is closed here (see `optimizing.py`).
 """
 
 from __future__ import annotations
@@ -23,28 +23,28 @@ from penstock.stores.vectors.edge_files import LITTLE_ROOM, check_room, write_du
 from penstock.stores.vectors.port import CollectionInfo, Hit, Point
 from penstock.stores.vectors.requests import Upsert
 
-__all__ = ["EdgeCollection", "told"]
+__all__ = ["EdgeCollection", "store_error"]
 
 DOCUMENT, GENERATION = "document", "generation"
 
-# A graph (HNSW) is made for more points than this. Below, each search looks at every vector, which
+# An HNSW graph is built for more points than this. Below, each search compares every vector, which
 # takes milliseconds and misses none.
 _EXACT_BELOW = 50_000
-# How many points of the graph a search compares at least: more find more, and take longer.
+# Least points of the graph that a search compares: more find more, and take longer.
 _CANDIDATES = 256
-# When so many points have been written since the last time, there may be something to clear away.
+# Fewest points written since the last time for which optimizing is worth it.
 _WORTH_TIDYING = 20_000
 # The engine compares generations as floats.
 _LAST_GENERATION = 2**53
-# A successor may be faster than the kernel at releasing the lock of who was killed.
+# A successor may start before the kernel has released the lock of a killed process.
 _LOCK_S = 5.0
 _POLL_S = 0.02
 _LARGEST_DIMENSION = 65_536
-_MOST_WORDS = 500
+_LONGEST_TEXT = 500
 
 
 class _Facts(msgspec.Struct, frozen=True, kw_only=True):
-    """What is kept beside the shard."""
+    """Stored beside the shard."""
 
     dimension: int
 
@@ -62,7 +62,7 @@ class EdgeCollection:
         self._dirty = False
         self._written = self._written_then = self._written_before()
         self.resting = False
-        """Whether another process has it: nothing but `info` may be called then."""
+        """Whether another process has the shard: only `info` may be called then."""
 
     @staticmethod
     def make(folder: Path, dimension: int) -> None:
@@ -86,12 +86,12 @@ class EdgeCollection:
 
     @property
     def wants_tidying(self) -> bool:
-        """When it has doubled, or as much has been replaced as half of it."""
+        """Whether it has doubled, or half of it was replaced."""
         return self._written > max(_WORTH_TIDYING, self._points // 2)
 
     @property
     def wants_tidying_badly(self) -> bool:
-        """When so much has been replaced that others have to wait: its size must have an end."""
+        """Whether so much was replaced that requests have to wait, to bound its size."""
         return self._written > 4 * max(_WORTH_TIDYING, self._points)
 
     def info(self) -> CollectionInfo:
@@ -100,10 +100,10 @@ class EdgeCollection:
         return CollectionInfo(self.name, self.dimension, self._points)
 
     def upsert(self, writes: Sequence[Upsert]) -> list[StoreError | None]:
-        """Do what each asks for, or say why not; as if one came after the other."""
+        """Write each request's points, as if one after the other; an error for each that failed."""
         shard = self._open()
         outcomes: list[StoreError | None] = []
-        # One update for each generation. Their order does not matter: the later one wins anyway.
+        # One update for each generation, in any order: the later generation wins.
         points: defaultdict[int, list[qdrant.Point]] = defaultdict(list)
         for write in writes:
             try:
@@ -118,8 +118,8 @@ class EdgeCollection:
             self._dirty = True
             try:
                 shard.update(qdrant.UpdateOperation.upsert_points(batch, fence))
-            except Exception as error:  # noqa: BLE001  the engine has no types for what can go wrong
-                failure = told(error)
+            except Exception as error:  # noqa: BLE001  the engine has no error types
+                failure = store_error(error)
                 outcomes = [
                     failure if outcome is None and write.generation == generation else outcome
                     for write, outcome in zip(writes, outcomes, strict=True)
@@ -168,19 +168,19 @@ class EdgeCollection:
         }
 
     def flush(self) -> bool:
-        """Bring all to the disk; False if nothing was written since the last time."""
+        """Sync writes to the disk; False if there were none since the last time."""
         if not self._dirty or self._shard is None:
             return False
         self._shard.flush()
         self._dirty = False
         if self._written - self._written_then > max(_WORTH_TIDYING, self._points) // 10:
-            # It takes longer the more there are: only when it can have changed by much.
+            # Counting takes longer the more there are: only when much can have changed.
             self._points, self._written_then = self._shard.info().points_count, self._written
         (self.folder / "written").write_bytes(str(self._written).encode())
         return True
 
     def close(self) -> None:
-        """Let go of the shard. What is called next opens it again."""
+        """Close the shard; the next call opens it again."""
         if self._shard is not None:
             self.flush()
             self._shard.close()
@@ -200,12 +200,12 @@ class EdgeCollection:
             (self.folder / "written").unlink(missing_ok=True)
 
     def put_off(self) -> None:
-        """Try to tidy after as many writes again."""
+        """Try to optimize after as many writes again."""
         self._written = self._written_then = 0
 
     def _open(self) -> qdrant.EdgeShard:
         if self.resting:
-            raise StoreAway(f"collection {self.name!r} is being tidied")
+            raise StoreAway(f"collection {self.name!r} is being optimized")
         if self._shard is None:
             self._shard = self._load()
             self._points = self._shard.count(qdrant.CountRequest(exact=True))
@@ -219,7 +219,7 @@ class EdgeCollection:
                 return qdrant.EdgeShard.load(str(self.folder / "shard"))
             except Exception as error:  # noqa: BLE001
                 if "WouldBlock" not in str(error):
-                    raise told(error, f"collection {self.name!r} cannot be opened") from None
+                    raise store_error(error, f"collection {self.name!r} cannot be opened") from None
                 if time.monotonic() > deadline:
                     raise StoreAway(f"another process has collection {self.name!r}") from None
             time.sleep(_POLL_S)
@@ -240,7 +240,7 @@ class EdgeCollection:
         try:
             return qdrant.Point(point.id, cast("list[float]", floats), payload)
         except (ValueError, TypeError, OverflowError) as error:
-            raise told(error, f"point {point.id!r}") from None
+            raise store_error(error, f"point {point.id!r}") from None
 
     def _floats(self, vector: bytes) -> memoryview[float]:
         if len(vector) != self._vector.size:
@@ -248,10 +248,10 @@ class EdgeCollection:
                 f"a vector of {len(vector) / 4:g} dimensions; "
                 f"those of collection {self.name!r} have {self.dimension}"
             )
-        # Looked at where they are: a copy would take longer than all the rest.
+        # Without a copy, which would take longer than all the rest.
         floats = memoryview(vector).cast("f")
         if not math.isfinite(sum(floats)):  # as doubles they cannot add up to infinity
-            raise StoreMismatch("a vector with a component that is no number")
+            raise StoreMismatch("a vector with a component that is not a number")
         return floats
 
     def _delete(self, document: str, generations: qdrant.RangeFloat) -> None:
@@ -260,18 +260,17 @@ class EdgeCollection:
         self._open().update(qdrant.UpdateOperation.delete_points_by_filter(matching))
 
 
-def told(error: BaseException, what: str = "") -> StoreError:
-    """The error for the engine's words: it has no types for them."""
+def store_error(error: BaseException, what: str = "") -> StoreError:
+    """Our error for one of the engine, by its text: it has no types."""
     if isinstance(error, StoreError):
         return error
-    words = f"{what}: {error}" if what else str(error)
-    words = words[:_MOST_WORDS]
-    lower = words.lower()
+    text = (f"{what}: {error}" if what else str(error))[:_LONGEST_TEXT]
+    lower = text.lower()
     if "no space left" in lower or "os error 28" in lower or "quota exceeded" in lower:
-        return StoreFull(f"no room for vectors: {words}")
+        return StoreFull(f"no room for vectors: {text}")
     if isinstance(error, ValueError | TypeError | OverflowError):
-        return StoreMismatch(words)
-    return StoreError(words)
+        return StoreMismatch(text)
+    return StoreError(text)
 
 
 def _check_generation(generation: int) -> None:

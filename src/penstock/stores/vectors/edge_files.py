@@ -9,17 +9,10 @@ from pathlib import Path
 from penstock.errors import StoreFull, StoreMismatch
 from penstock.errors.base import shown
 
-__all__ = [
-    "LITTLE_ROOM",
-    "check_room",
-    "collection_name",
-    "folder_name",
-    "sync_folder",
-    "sync_tree",
-    "write_durably",
-]
+__all__ = ["LITTLE_ROOM", "check_room", "collection_name", "folder_name", "sync_path"]
+__all__ += ["sync_tree", "write_durably"]
 
-# Capitals are spelled out: some file systems do not tell them from small letters.
+# Capitals are spelled out: some file systems ignore case.
 _PLAIN = frozenset((string.ascii_lowercase + string.digits + "-_").encode())
 _LONGEST_NAME = 200
 
@@ -28,11 +21,11 @@ LITTLE_ROOM = 4 * 1024 * 1024
 
 
 def folder_name(collection: str) -> str:
-    """A file name for any collection's name; StoreMismatch if there is none."""
+    """The file name of a collection; StoreMismatch if its name has none."""
     try:
         raw = collection.encode()
     except UnicodeEncodeError:
-        raise StoreMismatch(f"collection name {shown(collection)}: it is no text") from None
+        raise StoreMismatch(f"collection name {shown(collection)}: it is not text") from None
     name = "".join(chr(byte) if byte in _PLAIN else f"%{byte:02x}" for byte in raw)
     if not 0 < len(name) <= _LONGEST_NAME:
         raise StoreMismatch(f"collection name {shown(collection)}: it is empty or too long")
@@ -40,7 +33,7 @@ def folder_name(collection: str) -> str:
 
 
 def collection_name(folder: str) -> str:
-    """The collection of which this is the file name."""
+    """The collection with this file name."""
     head, *rest = folder.split("%")
     return b"".join(
         (head.encode(), *(bytes.fromhex(part[:2]) + part[2:].encode() for part in rest))
@@ -48,20 +41,20 @@ def collection_name(folder: str) -> str:
 
 
 def write_durably(path: Path, data: bytes) -> None:
-    """Replace a file as a whole: after any crash it has the old or the new content."""
+    """Replace a file atomically: after any crash it has the old or the new content."""
     new = path.with_name(path.name + ".new")
     with new.open("wb") as file:
         file.write(data)
         file.flush()
         os.fsync(file.fileno())
     new.replace(path)
-    sync_folder(path.parent)
+    sync_path(path.parent)
 
 
 def check_room(folder: Path, size: int) -> None:
-    """StoreFull if the disk has not so much room.
+    """StoreFull if the disk has less room than `size` bytes.
 
-    The engine writes to mapped memory: where that has no room on the disk, its process dies.
+    The engine writes to mapped memory: without room on the disk its process is killed.
     """
     disk = os.statvfs(folder)
     if disk.f_bavail * disk.f_frsize < size:
@@ -69,20 +62,16 @@ def check_room(folder: Path, size: int) -> None:
 
 
 def sync_tree(top: Path) -> None:
-    """Bring all that is below a folder to the disk."""
+    """Sync everything below a folder to the disk."""
     for folder, _, files in os.walk(top):
         for name in files:
-            descriptor = os.open(Path(folder, name), os.O_RDONLY | os.O_CLOEXEC)
-            try:
-                os.fsync(descriptor)
-            finally:
-                os.close(descriptor)
-        sync_folder(Path(folder))
+            sync_path(Path(folder, name))
+        sync_path(Path(folder))
 
 
-def sync_folder(folder: Path) -> None:
-    """Let files that were made, renamed or removed in a folder be so after a crash."""
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+def sync_path(path: Path) -> None:
+    """Sync a file, or creations, renames and removals in a folder, to the disk."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         os.fsync(descriptor)
     finally:

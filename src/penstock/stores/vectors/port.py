@@ -1,7 +1,7 @@
-"""What a store of vectors can do, whichever engine has them.
+"""What every store of vectors can do.
 
 A point belongs to a *document* and to one of its *generations*. The generation is a fence: a write
-never replaces a point of a later one, so a worker that was given up as dead cannot undo newer work.
+never replaces a point of a later one, so a worker that was taken for dead cannot undo newer work.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ __all__ = ["CollectionInfo", "Hit", "Point", "VectorHealth", "VectorStore"]
 
 
 class Point(msgspec.Struct, frozen=True, array_like=True):
-    """One vector and what is kept with it."""
+    """One vector with its payload."""
 
     id: str
     """A UUID, as text."""
     vector: bytes
-    """Little-endian float32, one after the other."""
+    """Little-endian float32."""
     payload: dict[str, Any]
-    """Free, beside `document` and `generation`, which the store adds."""
+    """Any fields but `document` and `generation`, which the store adds."""
 
 
 class Hit(msgspec.Struct, frozen=True, array_like=True):
@@ -66,17 +66,17 @@ class VectorStore(Protocol):
         ...
 
     async def create(self, collection: str, dimension: int) -> None:
-        """Make a collection unless there is one; StoreMismatch if that has another dimension."""
+        """Make a collection unless it exists; StoreMismatch if its dimension is another."""
         ...
 
     async def drop(self, collection: str) -> None:
-        """Remove a collection with all its points; nothing happens if there is none."""
+        """Remove a collection with all its points, if it exists."""
         ...
 
     async def collections(self) -> list[CollectionInfo]: ...
 
     async def describe(self, collection: str) -> CollectionInfo | None:
-        """None if there is none."""
+        """None if it does not exist."""
         ...
 
     async def upsert(
@@ -94,7 +94,7 @@ class VectorStore(Protocol):
         ...
 
     async def vectors(self, collection: str, ids: Sequence[str]) -> dict[str, bytes]:
-        """The vectors that are there, by their ids; none if there is no such collection."""
+        """The stored vectors by their ids; empty if the collection does not exist."""
         ...
 
     async def search(
@@ -114,7 +114,7 @@ class VectorStore(Protocol):
         ...
 
     async def alias(self, name: str, collection: str) -> None:
-        """Let a name stand for a collection, at once and instead of what it stood for."""
+        """Point an alias to a collection, atomically."""
         ...
 
     async def aliases(self) -> Mapping[str, str]: ...

@@ -1,46 +1,27 @@
-"""What a user and the house of the vectors say to each other over a unix socket.
+"""Requests and replies between the users of a vector daemon and the daemon.
 
-Each message is its length in four bytes, most significant first, and then so many bytes of msgpack.
-Answers carry the id of their request and may come in another order.
+Each message is a frame with a length of four bytes and a msgpack body. Replies carry the id of
+their request and may come in another order.
 """
 
 from __future__ import annotations
 
+import struct
 from typing import Any
 
 import msgspec
 
 from penstock.errors import StoreAway, StoreError, StoreFull, StoreMismatch
+from penstock.processes.frames import FrameBuffer, FrameRefused
 from penstock.stores.vectors.port import Point
 
-__all__ = [
-    "LARGEST_FRAME",
-    "Alias",
-    "Aliases",
-    "Answer",
-    "Collections",
-    "Counts",
-    "Create",
-    "DeleteBefore",
-    "DeleteGeneration",
-    "Describe",
-    "Drop",
-    "FrameRefused",
-    "Frames",
-    "Ping",
-    "Request",
-    "Search",
-    "Upsert",
-    "Vectors",
-    "decode_request",
-    "encode",
-    "error_of",
-    "framed",
-    "word_for",
-]
+__all__ = ["LARGEST_FRAME", "Alias", "Aliases", "Collections", "CountPoints", "Create"]
+__all__ += ["DeleteBefore", "DeleteGeneration", "Describe", "Drop", "Ping", "Request", "Search"]
+__all__ += ["Upsert", "VectorReply", "Vectors", "decode_request", "encode", "error_code"]
+__all__ += ["error_of", "frame_buffer", "framed"]
 
 LARGEST_FRAME = 256 * 1024 * 1024
-_HEAD = 4
+_LENGTH = struct.Struct(">I")
 _ERRORS: dict[str, type[StoreError]] = {
     "away": StoreAway,
     "full": StoreFull,
@@ -54,7 +35,7 @@ class Request(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Ping(Request, frozen=True, tag="ping"):
-    """Answered beside all work, with the process id of the house."""
+    """Answered at once, with the process id of the daemon."""
 
 
 class Collections(Request, frozen=True, tag="collections"):
@@ -115,15 +96,15 @@ class Search(Request, frozen=True, tag="search"):
     threshold: float | None
 
 
-class Counts(Request, frozen=True, tag="counts"):
+class CountPoints(Request, frozen=True, tag="counts"):
     collection: str
     documents: list[str]
 
 
-class Answer(msgspec.Struct, frozen=True, array_like=True):
+class VectorReply(msgspec.Struct, frozen=True, array_like=True):
     id: int
     error: str
-    """Empty if all went well, else one of the words of `error_of`; the value tells more then."""
+    """Empty on success, else a code of `error_of`; the value is its text then."""
     value: msgspec.Raw
 
 
@@ -140,40 +121,16 @@ AnyRequest = (
     | DeleteGeneration
     | Vectors
     | Search
-    | Counts
+    | CountPoints
 )
 
 _encoder = msgspec.msgpack.Encoder()
 _requests: msgspec.msgpack.Decoder[AnyRequest] = msgspec.msgpack.Decoder(AnyRequest)
 
 
-class FrameRefused(Exception):
-    """Somebody sent what is no message."""
-
-
-class Frames:
-    """Cuts a stream of bytes into messages."""
-
-    def __init__(self) -> None:
-        self._bytes = bytearray()
-
-    def feed(self, data: bytes) -> list[bytes]:
-        """The messages that are complete with this; FrameRefused if one would be too large."""
-        self._bytes += data
-        found: list[bytes] = []
-        start = 0
-        while len(self._bytes) - start >= _HEAD:
-            size = int.from_bytes(self._bytes[start : start + _HEAD])
-            if size > LARGEST_FRAME:
-                raise FrameRefused(f"a message of {size} bytes")
-            end = start + _HEAD + size
-            if len(self._bytes) < end:
-                break
-            found.append(bytes(memoryview(self._bytes)[start + _HEAD : end]))
-            start = end
-        if start:
-            del self._bytes[:start]
-        return found
+def frame_buffer() -> FrameBuffer:
+    """A buffer for the frames of one connection."""
+    return FrameBuffer(LARGEST_FRAME, _LENGTH)
 
 
 def encode(value: Any) -> bytes:
@@ -181,9 +138,9 @@ def encode(value: Any) -> bytes:
 
 
 def framed(value: Any) -> bytes:
-    """A message ready to be sent."""
+    """A message as a frame."""
     body = _encoder.encode(value)
-    return len(body).to_bytes(_HEAD) + body
+    return _LENGTH.pack(len(body)) + body
 
 
 def decode_request(frame: bytes) -> AnyRequest:
@@ -193,9 +150,9 @@ def decode_request(frame: bytes) -> AnyRequest:
         raise FrameRefused(str(error)) from None
 
 
-def word_for(error: StoreError) -> str:
-    return next((word for word, kind in _ERRORS.items() if isinstance(error, kind)), "error")
+def error_code(error: StoreError) -> str:
+    return next((code for code, kind in _ERRORS.items() if isinstance(error, kind)), "error")
 
 
-def error_of(word: str, text: str) -> StoreError:
-    return _ERRORS.get(word, StoreError)(text)
+def error_of(code: str, text: str) -> StoreError:
+    return _ERRORS.get(code, StoreError)(text)

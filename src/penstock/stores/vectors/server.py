@@ -1,7 +1,7 @@
 """Vectors in a Qdrant server, by its address.
 
-The server itself compares generations when it writes (`update_filter`, since Qdrant 1.16), so two
-workers never meet between a look and a write. A server that would ignore that is not written to.
+The server compares generations when it writes (`update_filter`, since Qdrant 1.16), so concurrent
+workers cannot overwrite newer points. Older servers, which ignore it, are refused.
 """
 
 from __future__ import annotations
@@ -9,16 +9,17 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Awaitable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, TypeVar
 from urllib.parse import urlsplit
 
 from penstock.errors import ConfigError, StoreAway, StoreMismatch
 from penstock.settings import VectorSettings
 from penstock.stores.vectors.port import CollectionInfo, Hit, Point, VectorHealth
-from penstock.stores.vectors.server_failures import NoCollection, VectorsTooOld, failure
+from penstock.stores.vectors.server_errors import NoCollection, VectorsTooOld, failure
 
 if TYPE_CHECKING:
-    from penstock.stores.vectors.server_link import Link
+    from penstock.stores.vectors.server_calls import QdrantCalls
 
 __all__ = ["QdrantServer"]
 
@@ -34,33 +35,33 @@ T = TypeVar("T")
 
 
 class QdrantServer:
-    """A `VectorStore` over Qdrant's REST interface. Connects when something is asked of it."""
+    """A `VectorStore` over Qdrant's REST interface. Connects with the first request."""
 
-    def __init__(self, settings: VectorSettings, *, link: Link | None = None) -> None:
+    def __init__(self, settings: VectorSettings, *, calls: QdrantCalls | None = None) -> None:
         self._settings = settings
-        self._link = link
+        self._calls = calls
         self._where = _address(settings.url or "")
         self._version = ""
 
     async def open(self) -> None:
-        if self._link is None:
-            # The import takes a second: not on the loop, where others have leases to renew.
+        if self._calls is None:
+            # The import takes a second: not on the loop, where leases are renewed.
             await asyncio.to_thread(_library)
         self._connected()
 
     async def close(self) -> None:
-        link, self._link = self._link, None
-        if link is not None:
-            await link.close()
+        calls, self._calls = self._calls, None
+        if calls is not None:
+            await calls.close()
 
     async def health(self) -> VectorHealth:
         self._version = ""
         try:
             async with asyncio.timeout(_HEALTH_S):
                 await self._check_version()
-                # Qdrant tells its version to everybody, but nothing else without the key.
+                # The version needs no key; this does.
                 await self.aliases()
-        except Exception as error:  # noqa: BLE001  whatever it is, it is the answer
+        except Exception as error:  # noqa: BLE001  any error is the answer
             return VectorHealth(False, str(failure(error, self._where)))
         return VectorHealth(True, f"Qdrant {self._version} at {self._where}")
 
@@ -68,35 +69,33 @@ class QdrantServer:
         await self._check_version()
         if (target := (await self.aliases()).get(collection)) is not None:
             raise StoreMismatch(f"{collection!r} is an alias for collection {target!r}")
-        link = self._connected()
+        calls = self._connected()
         try:
-            has, indexed = await self._ask(link.look(collection))
+            has, indexed = await self._ask(calls.schema(collection))
         except NoCollection:
             has, indexed = await self._create(collection, dimension)
         if has is None:
             raise StoreMismatch(f"collection {collection!r} was not made for cosine similarity")
         if has != dimension:
             raise StoreMismatch(f"collection {collection!r} has {has} dimensions, not {dimension}")
-        # Also of one that was there: who made it may have been killed before it came to this.
-        await self._ask(link.index(collection, indexed))
+        # Also if it was there: its creator may have been killed before this step.
+        await self._ask(calls.index(collection, indexed))
 
     async def drop(self, collection: str) -> None:
-        try:
+        with suppress(NoCollection):
             await self._ask(self._connected().drop(collection))
-        except NoCollection:
-            return
 
     async def collections(self) -> list[CollectionInfo]:
-        """All that are of our kind: others may use the server, too."""
-        found = [await self.describe(name) for name in await self._ask(self._connected().names())]
-        return [info for info in found if info is not None and info.dimension]
+        """Those made for cosine similarity: other programs may use the server, too."""
+        infos = [await self.describe(name) for name in await self._ask(self._connected().names())]
+        return [info for info in infos if info is not None and info.dimension]
 
     async def describe(self, collection: str) -> CollectionInfo | None:
         """Its dimension is 0 if it was not made for cosine similarity."""
-        link = self._connected()
+        calls = self._connected()
         try:
-            dimension, _ = await self._ask(link.look(collection))
-            points = await self._ask(link.count(collection))
+            dimension, _ = await self._ask(calls.schema(collection))
+            points = await self._ask(calls.count(collection))
         except NoCollection:
             return None
         name = (await self.aliases()).get(collection, collection)
@@ -112,26 +111,22 @@ class QdrantServer:
 
     async def delete_before(self, collection: str, document: str, generation: int) -> None:
         _check_generation(generation)
-        try:
+        with suppress(NoCollection):
             await self._ask(self._connected().delete_before(collection, document, generation))
-        except NoCollection:
-            return
 
     async def delete_generation(self, collection: str, document: str, generation: int) -> None:
         _check_generation(generation)
-        try:
+        with suppress(NoCollection):
             await self._ask(self._connected().delete_generation(collection, document, generation))
-        except NoCollection:
-            return
 
     async def vectors(self, collection: str, ids: Sequence[str]) -> dict[str, bytes]:
-        found: dict[str, bytes] = {}
+        vectors: dict[str, bytes] = {}
         try:
             for some in _some(ids):
-                found |= await self._ask(self._connected().vectors(collection, some))
+                vectors |= await self._ask(self._connected().vectors(collection, some))
         except NoCollection:
             return {}
-        return found
+        return vectors
 
     async def search(
         self,
@@ -164,12 +159,12 @@ class QdrantServer:
         return await self._ask(self._connected().aliases())
 
     async def _create(self, collection: str, dimension: int) -> tuple[int | None, set[str]]:
-        link = self._connected()
+        calls = self._connected()
         try:
-            await self._ask(link.create(collection, dimension))
+            await self._ask(calls.create(collection, dimension))
         except StoreMismatch as refusal:
             try:  # another process may have been first
-                return await self._ask(link.look(collection))
+                return await self._ask(calls.schema(collection))
             except NoCollection:
                 raise refusal from None
         return dimension, set()
@@ -179,8 +174,8 @@ class QdrantServer:
         if self._version:
             return
         version = await self._ask(self._connected().version())
-        found = re.match(r"v?(\d+)\.(\d+)", version)
-        if found is None or (int(found[1]), int(found[2])) < _OLDEST:
+        match = re.match(r"v?(\d+)\.(\d+)", version)
+        if match is None or (int(match[1]), int(match[2])) < _OLDEST:
             raise VectorsTooOld(
                 f"{self._where} is Qdrant {version[:40]!r}; "
                 f"at least {'.'.join(map(str, _OLDEST))} is needed"
@@ -189,36 +184,36 @@ class QdrantServer:
 
     async def _ask(self, asking: Awaitable[T]) -> T:
         try:
-            # For the whole answer; the library's own limit starts again with each of its bytes.
+            # For the whole reply: the library's own timeout restarts with each byte.
             async with asyncio.timeout(self._settings.answer_s):
                 return await asking
         except Exception as error:
-            told = failure(error, self._where)
-            if isinstance(told, StoreAway):
+            ours = failure(error, self._where)
+            if isinstance(ours, StoreAway):
                 self._version = ""  # it may come back as an older one
-            raise told from error
+            raise ours from error
 
-    def _connected(self) -> Link:
-        if self._link is None:
-            self._link = _linked(self._settings)
-        return self._link
+    def _connected(self) -> QdrantCalls:
+        if self._calls is None:
+            self._calls = _linked(self._settings)
+        return self._calls
 
 
-def _library() -> type[Link]:
+def _library() -> type[QdrantCalls]:
     try:
-        from penstock.stores.vectors.server_link import Link  # noqa: PLC0415  needs an extra
+        from penstock.stores.vectors.server_calls import QdrantCalls  # noqa: PLC0415  needs an extra
     except ImportError:
         raise ConfigError(
             "vectors.url needs Qdrant's client library: pip install 'penstock[qdrant]'"
         ) from None
-    return Link
+    return QdrantCalls
 
 
-def _linked(settings: VectorSettings) -> Link:
-    link = _library()
+def _linked(settings: VectorSettings) -> QdrantCalls:
+    calls = _library()
     try:
-        return link.to(settings)
-    except (ValueError, TypeError):  # not in its words: they would repeat a password
+        return calls.to(settings)
+    except (ValueError, TypeError):  # without its text, which would repeat a password
         raise ConfigError(
             f"vectors.url {_address(settings.url or '')!r} or vectors.api_key cannot be used"
         ) from None

@@ -6,19 +6,20 @@ itself is not imported: that takes longer than reading, and its loader wants to 
 
 from __future__ import annotations
 
-import asyncio
 import importlib.metadata
 import importlib.util
 import threading
-from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from penstock.errors import ConfigError, DocumentRefused, NotOpen
-from penstock.pipelines.documents.embedding.port import Embedding
-from penstock.pipelines.documents.embedding.vectors import unit_vectors, well_formed
+from penstock.errors import ConfigError, DocumentRefused
+from penstock.pipelines.documents.embedding.embedder import (
+    Embedding,
+    ThreadedEmbedder,
+    unit_vectors,
+    well_formed,
+)
 
 if TYPE_CHECKING:
     import numpy as np
@@ -33,7 +34,7 @@ _TOKENIZER: Final = "tokenizers/l2_supercat_tokenizer_config.json"
 _DIMENSION: Final = 256
 _INSTALL: Final = "the built-in embedder is not installed: pip install 'penstock[documents]'"
 
-# What is in hand at once, whatever the size of a call or of a text: some MiB.
+# Limits of one step, which bound its memory to some MiB.
 _MOST_CHARACTERS: Final = 262_144
 _MOST_TEXTS: Final = 256
 _MOST_TOKENS: Final = 8_192
@@ -41,11 +42,12 @@ _MOST_TOKENS: Final = 8_192
 _loading = threading.Lock()
 
 
-class BuiltinEmbedder:
-    """Turns texts into vectors in a thread of its own; the same text always gives the same one."""
+class BuiltinEmbedder(ThreadedEmbedder):
+    """Embeds in a thread of its own; the same text always gives the same vector.
 
-    def __init__(self) -> None:
-        self._thread: ThreadPoolExecutor | None = None
+    Opening it reads the weights, 32 MiB that all embedders of the process share. DocumentRefused
+    for a text without a single token: it has no vector.
+    """
 
     @property
     def model(self) -> str:
@@ -60,42 +62,18 @@ class BuiltinEmbedder:
     def dimension(self) -> int:
         return _DIMENSION
 
-    async def open(self) -> None:
-        """Read the weights, 32 MiB that all embedders of this process share. May come twice."""
-        if self._thread is None:
-            self._thread = ThreadPoolExecutor(1, thread_name_prefix="penstock-embedder")
-        try:
-            await asyncio.get_running_loop().run_in_executor(self._thread, _loaded)
-        except BaseException:
-            await self.close()
-            raise
+    def _load(self) -> None:
+        with _loading:
+            self._loaded = _load()
 
-    async def close(self) -> None:
-        """End the thread; a call under way ends first. May come twice."""
-        thread, self._thread = self._thread, None
-        if thread is not None:
-            await asyncio.to_thread(thread.shutdown, cancel_futures=True)
-
-    async def embed(self, texts: Sequence[str]) -> Embedding:
-        """Vectors of the texts. DocumentRefused for one without a single token: it has none."""
-        if self._thread is None:
-            raise NotOpen("the embedder is not open: call open() first")
-        if not texts:
-            return Embedding([], 0)
-        return await asyncio.get_running_loop().run_in_executor(
-            self._thread, _embedded, list(texts)
-        )
+    def _embed(self, loaded: _Model, texts: list[str]) -> Embedding:
+        return _embedded(loaded, texts)
 
 
 class _Model(NamedTuple):
     words: NDArray[np.float32]
     """A row for each token."""
     tokenizer: Tokenizer
-
-
-def _loaded() -> _Model:
-    with _loading:
-        return _load()
 
 
 @cache
@@ -114,7 +92,7 @@ def _load() -> _Model:
         [words] = load((folder / _WEIGHTS).read_bytes()).values()
         tokenizer: Any = Tokenizer.from_file(str(folder / _TOKENIZER))
     except Exception as error:  # noqa: BLE001
-        # Whatever the readers raise: another version has other files, or they are damaged.
+        # Of any type: another version has other files, or they are damaged.
         raise ConfigError(f"the weights of the built-in embedder cannot be read: {error}") from None
     if words.ndim != 2 or words.shape[1] != _DIMENSION:  # noqa: PLR2004
         raise ConfigError(f"the weights of the built-in embedder are of the shape {words.shape}")
@@ -123,10 +101,9 @@ def _load() -> _Model:
     return _Model(words.astype(np.float32), tokenizer)
 
 
-def _embedded(texts: list[str]) -> Embedding:
+def _embedded(model: _Model, texts: list[str]) -> Embedding:
     import numpy as np  # noqa: PLC0415
 
-    model = _loaded()
     sums = np.zeros((len(texts), _DIMENSION), np.float32)
     tokens = 0
     for start, some in _in_pieces(texts):

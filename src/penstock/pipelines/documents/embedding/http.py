@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
-from collections.abc import Iterator, Sequence
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from hashlib import blake2b
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
+from penstock.coordination.limits.headers import read_retry_after
+from penstock.coordination.limits.rates import MOST
 from penstock.errors import (
     ConfigError,
     ConfigurationWrong,
@@ -17,20 +22,11 @@ from penstock.errors import (
     DocumentRefused,
     EmbedderFailed,
     NotOpen,
+    ServerError,
 )
-from penstock.pipelines.documents.configuration import Embeddings
-from penstock.pipelines.documents.embedding.http_answers import (
-    AWAY,
-    BUSY,
-    FORBIDDEN,
-    MISMATCH,
-    REFUSED,
-    read_answer,
-    refusal_of,
-)
-from penstock.pipelines.documents.embedding.http_limits import ApiLimits
-from penstock.pipelines.documents.embedding.port import Embedding
-from penstock.pipelines.documents.embedding.vectors import unit_vectors, well_formed
+from penstock.pipelines.documents.config.models import Embeddings
+from penstock.pipelines.documents.embedding.embedder import Embedding, unit_vectors, well_formed
+from penstock.throttled_log import RateLimitedLog
 
 if TYPE_CHECKING:
     import httpx
@@ -38,8 +34,216 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from penstock.app import Penstock
+    from penstock.coordination.limits.limit import Limit, Reservation
+    from penstock.coordination.limits.setting import Algorithm
+    from penstock.pipelines.documents.config.models import Embeddings
 
-__all__ = ["AT_ONCE", "HttpEmbedder"]
+__all__ = [
+    "AT_ONCE",
+    "AWAY",
+    "BUSY",
+    "FORBIDDEN",
+    "MISMATCH",
+    "REFUSED",
+    "ApiLimits",
+    "HttpEmbedder",
+    "read_answer",
+    "refusal_of",
+]
+
+BUSY: Final = "ERR_EMBEDDER_BUSY"
+AWAY: Final = "ERR_EMBEDDER_AWAY"
+FORBIDDEN: Final = "ERR_EMBEDDER_FORBIDDEN"
+REFUSED: Final = "ERR_EMBEDDER_REFUSED"
+MISMATCH: Final = "ERR_DIMENSION_MISMATCH"
+_ANSWER: Final = "ERR_EMBEDDER_ANSWER"
+_LONGEST_WORDS: Final = 200
+_FORBIDDEN: Final = {
+    HTTPStatus.UNAUTHORIZED,
+    HTTPStatus.PAYMENT_REQUIRED,
+    HTTPStatus.FORBIDDEN,
+    HTTPStatus.PROXY_AUTHENTICATION_REQUIRED,
+}
+_BUSY: Final = {HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE}
+
+
+# Client errors that are about the moment, not about the texts.
+_PASSING: Final = {HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.CONFLICT, HTTPStatus.TOO_EARLY}
+
+
+class _Item(msgspec.Struct):
+    embedding: list[float]
+    index: int | None = None
+
+
+class _Usage(msgspec.Struct):
+    total_tokens: int | None = None
+    prompt_tokens: int | None = None
+
+
+class _Answer(msgspec.Struct):
+    data: list[_Item]
+    usage: _Usage | None = None
+
+
+class _Words(msgspec.Struct):
+    message: str | None = None
+
+
+class _Refusal(msgspec.Struct):
+    error: _Words | str | None = None
+    message: str | None = None
+    detail: str | None = None
+
+
+_read_answer = msgspec.json.Decoder(_Answer).decode
+_read_refusal = msgspec.json.Decoder(_Refusal).decode
+
+
+def read_answer(body: bytes, texts: int) -> tuple[NDArray[np.float64], int | None]:
+    """A row for each text in their order, and the number of tokens if the API reports it.
+
+    EmbedderFailed for an answer that does not match the request.
+    """
+    import numpy as np  # noqa: PLC0415  an extra
+
+    try:
+        answer = _read_answer(body)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise _senseless(str(error)) from None
+    if len(answer.data) != texts:
+        raise _senseless(f"{len(answer.data)} vectors for {texts} texts")
+    items = answer.data
+    if any(item.index is not None for item in items):
+        by_index = {item.index: item for item in items}
+        if by_index.keys() != set(range(texts)):
+            raise _senseless("its indexes are not those of the texts")
+        items = [by_index[index] for index in range(texts)]
+    if len({len(item.embedding) for item in items}) != 1 or not items[0].embedding:
+        raise _senseless("vectors of different dimensions")
+    rows = np.array([item.embedding for item in items], np.float64)
+    if not np.isfinite(rows).all():
+        raise _senseless("what is no number")
+    usage = answer.usage
+    tokens = None if usage is None else usage.total_tokens or usage.prompt_tokens
+    return rows, tokens
+
+
+def refusal_of(
+    status: int, headers: Mapping[str, str], body: bytes, place: str, secret: str | None
+) -> DocumentError:
+    """What a status other than 200 means; its words never hold the `secret`."""
+    asked_s = read_retry_after(headers)
+    if status in _FORBIDDEN:
+        return DocumentRefused(  # its words may repeat the key
+            f"{place} refuses the key (HTTP {status})",
+            FORBIDDEN,
+            ("Check the environment variable that embeddings.api_key_env names",),
+        )
+    words = _words_of(body, secret)
+    reason = f"{place} answered HTTP {status}{words}"
+    if status in _BUSY:
+        return EmbedderFailed(reason, BUSY, retry_after=asked_s)
+    if status >= HTTPStatus.INTERNAL_SERVER_ERROR or status in _PASSING:
+        return EmbedderFailed(reason, AWAY, retry_after=asked_s)
+    return DocumentRefused(reason, REFUSED)
+
+
+def _words_of(body: bytes, secret: str | None) -> str:
+    try:
+        refusal = _read_refusal(body)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return ""
+    words = refusal.error.message if isinstance(refusal.error, _Words) else refusal.error
+    words = words or refusal.message or refusal.detail or ""
+    if secret:
+        words = words.replace(secret, "…")
+    words = " ".join(words.split())
+    return f": {words[:_LONGEST_WORDS]}" if words else ""
+
+
+def _senseless(why: str) -> EmbedderFailed:
+    return EmbedderFailed(f"the embedder's answer makes no sense: {why}", _ANSWER)
+
+
+quiet = RateLimitedLog(logging.getLogger(__name__))
+_EXACT_UP_TO: Final = 1_000
+"""Calls a minute that are logged one by one; above, the compact algorithm is cheaper."""
+_BUSY_S: Final = 5.0
+"""Pause of all processes for a busy API that sends no Retry-After."""
+_SHARE: Final = 0.25
+"""Of each process while Redis is away."""
+
+
+class ApiLimits:
+    """Permits for calls to one API and model, shared by all workers of all machines."""
+
+    def __init__(self, app: Penstock, config: Embeddings, host: str) -> None:
+        words = re.sub(r"[^A-Za-z0-9_.-]+", "-", f"{host}-{config.model}")[:64]
+        about = f"{config.url}\n{config.model}".encode()
+        name = f"embedding.{words}.{blake2b(about, digest_size=4).hexdigest()}"
+        calls, tokens = config.calls_per_minute, config.tokens_per_minute
+        # Without a configured limit there is a nominal one: it carries the penalty of a busy API
+        # to all workers.
+        exact = calls is not None and calls <= _EXACT_UP_TO
+        self._calls = _limit(app, f"{name}.calls", calls or MOST, "exact" if exact else "compact")
+        self.most_tokens = None if tokens is None else min(tokens, MOST)
+        self._tokens = (
+            None
+            if self.most_tokens is None
+            else _limit(app, f"{name}.tokens", self.most_tokens, "compact")
+        )
+        self._patience_s = config.timeout
+
+    async def call(self, place: str) -> None:
+        """Wait for a permit to call: for our own limit as long as it takes.
+
+        EmbedderFailed if the API has asked to be left alone for longer than a call may take: the
+        job is to wait elsewhere, not in the way of others.
+        """
+        while True:
+            answer = await self._calls.try_acquire()
+            if answer.allowed:
+                return
+            if answer.reason == "penalty" and answer.retry_after_s > self._patience_s:
+                raise EmbedderFailed(
+                    f"{place} has asked to be left alone for {answer.retry_after_s:.0f} s",
+                    BUSY,
+                    retry_after=answer.retry_after_s,
+                )
+            try:
+                async with asyncio.timeout(self._patience_s):
+                    await self._calls.acquire()
+                    return
+            except TimeoutError:
+                continue  # perhaps there is a penalty by now
+
+    async def reserve(self, tokens: int) -> Reservation | None:
+        """Reserve tokens, waiting for the limit; None without one."""
+        if self._tokens is None or self.most_tokens is None:
+            return None
+        # A text beyond the whole limit would wait forever: it takes the whole limit.
+        return await self._tokens.reserve(max(1, min(tokens, self.most_tokens)), timeout_s=None)
+
+    async def settle(self, reservation: Reservation | None, tokens: int) -> None:
+        """Count what was used."""
+        if reservation is not None:
+            try:
+                await reservation.settle(max(0, min(tokens, MOST)))
+            except (ServerError, NotOpen) as error:
+                quiet.warning("settle", "the tokens of a call were not settled: %s", error)
+
+    async def leave_alone(self, seconds: float | None) -> None:
+        """Let all processes wait."""
+        try:
+            await self._calls.penalise(_BUSY_S if seconds is None else seconds)
+        except (ServerError, NotOpen) as error:
+            quiet.warning("busy", "the pause for a busy embedder was not shared: %s", error)
+
+
+def _limit(app: Penstock, name: str, most: int, algorithm: Algorithm) -> Limit:
+    return app.limit(name, f"{most}/min", algorithm=algorithm, away="share", share=_SHARE)
+
 
 AT_ONCE: Final = 4
 """Calls of one process that are under way at the same time."""
@@ -48,14 +252,14 @@ _BYTES_PER_TOKEN: Final = 4
 _IN_A_THREAD: Final = 256 * 1024
 """Bytes of an answer from which reading it would hold up the event loop."""
 _NOT_COUNTED: Final = frozenset({BUSY, REFUSED, FORBIDDEN})
-"""Refusals that cost no tokens; after others nobody knows."""
+"""Refusals that cost no tokens; others may have."""
 
 
 class HttpEmbedder:
     """`POST {url}/embeddings`, as OpenAI, vLLM, Ollama and others answer it.
 
     The key comes from the environment variable `api_key_env`, and goes nowhere but to the API. The
-    limits are shared by all processes, and so is what the API says of being busy. A call is not
+    limits are shared by all processes, and so are pauses for a busy API. A call is not
     repeated here, that is the queue's task; only a connection that has ended between two calls is
     replaced at once.
     """
@@ -204,16 +408,16 @@ class HttpEmbedder:
             if status != HTTPStatus.OK:
                 raise refusal_of(status, headers, body, self._place, self._key)
             if len(body) > _IN_A_THREAD:
-                rows, told = await asyncio.to_thread(read_answer, body, len(texts))
+                rows, counted = await asyncio.to_thread(read_answer, body, len(texts))
             else:
-                rows, told = read_answer(body, len(texts))
+                rows, counted = read_answer(body, len(texts))
         except DocumentError as error:
             if error.error_code in _NOT_COUNTED:
                 await self._limits.settle(reservation, 0)
             if error.error_code == BUSY:
                 await self._limits.leave_alone(error.retry_after)
             raise
-        used = estimate if told is None else told
+        used = estimate if counted is None else counted
         await self._limits.settle(reservation, used)
         return rows, used
 

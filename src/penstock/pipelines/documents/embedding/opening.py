@@ -1,4 +1,4 @@
-"""The embedder that a RAG's file asks for."""
+"""The embedder of a RAG, by the `embeddings` of its file."""
 
 from __future__ import annotations
 
@@ -6,18 +6,16 @@ from weakref import WeakKeyDictionary, WeakValueDictionary
 
 from penstock.app import Penstock
 from penstock.errors import ConfigurationWrong
-from penstock.pipelines.documents.configuration import Embeddings, RagConfig
-from penstock.pipelines.documents.embedding.batching import Batcher
+from penstock.pipelines.documents.config.models import Embeddings, RagConfig
 from penstock.pipelines.documents.embedding.builtin import BuiltinEmbedder
+from penstock.pipelines.documents.embedding.cached import CachedEmbedder
+from penstock.pipelines.documents.embedding.embedder import Batcher, Embedder
 from penstock.pipelines.documents.embedding.http import AT_ONCE, HttpEmbedder
-from penstock.pipelines.documents.embedding.port import Embedder
-from penstock.pipelines.documents.embedding.python import PythonEmbedder
-from penstock.pipelines.documents.embedding.remembering import Remembering
-from penstock.pipelines.documents.embedding.sentence import SentenceEmbedder
+from penstock.pipelines.documents.embedding.local import PythonEmbedder, SentenceEmbedder
 
 __all__ = ["open_embedder"]
 
-# By the application; the embedder goes with the last of its users.
+# By application; an embedder is dropped with the last of its users.
 _shared: WeakKeyDictionary[Penstock, WeakValueDictionary[Embeddings, Batcher]]
 _shared = WeakKeyDictionary()
 
@@ -25,8 +23,8 @@ _shared = WeakKeyDictionary()
 def open_embedder(rag: RagConfig, app: Penstock) -> Embedder:
     """The embedder of a RAG, to be opened; RAGs with the same `embeddings` share one.
 
-    So their texts go together, and the limit on calls at once holds for all of them. It ends when
-    all who opened it have closed it. ConfigurationWrong for what cannot be.
+    Their texts are then batched together, and the limit on concurrent calls holds for all of them.
+    ConfigurationWrong for settings that the provider does not support.
     """
     config, settings = rag.embeddings, app.settings.documents
     made = _shared.setdefault(app, WeakValueDictionary())
@@ -36,7 +34,7 @@ def open_embedder(rag: RagConfig, app: Penstock) -> Embedder:
     is_remembered = config.provider != "builtin" if config.cache is None else config.cache
     if is_remembered:
         cache = app.cache("embedding")
-        embedder = Remembering(embedder, cache, settings.cache_s, scope=config.url or "")
+        embedder = CachedEmbedder(embedder, cache, settings.cache_s, scope=config.url or "")
     batcher = made[config] = Batcher(
         embedder,
         config.batch or settings.embed_batch,

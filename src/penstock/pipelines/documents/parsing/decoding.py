@@ -1,4 +1,4 @@
-"""Bytes into text: which encoding it is, and what does not belong into text."""
+"""Bytes into text: detection of the encoding, and removal of control characters."""
 
 from __future__ import annotations
 
@@ -8,17 +8,16 @@ from collections.abc import Callable
 from typing import BinaryIO, Final
 
 from penstock.errors import ParseError
-from penstock.pipelines.documents.parsing.blocks import Limits
-from penstock.pipelines.documents.parsing.gathering import too_much_text
+from penstock.pipelines.documents.parsing.formats.blocks import ParseLimits, too_much_text
 
 __all__ = ["clean", "decode", "no_text", "read_text"]
 
 SAMPLE: Final = 64 * 1024
-"""Bytes from which an encoding is guessed: that takes a second for a megabyte."""
+"""Bytes from which an encoding is guessed, which takes a second for a megabyte."""
 
 _MARKS: Final = (
     (codecs.BOM_UTF8, "utf-8"),
-    (codecs.BOM_UTF32_LE, "utf-32-le"),  # begins as UTF-16 does, so it is asked first
+    (codecs.BOM_UTF32_LE, "utf-32-le"),  # before UTF-16, whose mark is its beginning
     (codecs.BOM_UTF32_BE, "utf-32-be"),
     (codecs.BOM_UTF16_LE, "utf-16-le"),
     (codecs.BOM_UTF16_BE, "utf-16-be"),
@@ -48,8 +47,8 @@ def no_text() -> ParseError:
     )
 
 
-def read_text(file: BinaryIO, limits: Limits) -> tuple[str, list[str]]:
-    """All of a text file, decoded and clean, and what its reader should know of it."""
+def read_text(file: BinaryIO, limits: ParseLimits) -> tuple[str, list[str]]:
+    """A text file, decoded and cleaned, with warnings."""
     most = limits.largest_text * 4 + 4
     data = file.read(most + 1)
     if len(data) > most:
@@ -64,9 +63,9 @@ def read_text(file: BinaryIO, limits: Limits) -> tuple[str, list[str]]:
 
 
 def decode(data: bytes, declared: str | None = None) -> tuple[str, list[str]]:
-    """Text, and warnings where some of it was guessed.
+    """Text, with warnings about guesses.
 
-    A byte order mark decides, then valid UTF-8, then what the file `declared`, then a guess.
+    By a byte order mark, else as valid UTF-8, else as the file `declared`, else guessed.
     """
     for mark, encoding in _MARKS:
         if data.startswith(mark):
@@ -89,7 +88,7 @@ def decode(data: bytes, declared: str | None = None) -> tuple[str, list[str]]:
 
 
 def clean(text: str, warnings: list[str]) -> str:
-    """Without control characters and terminal escapes; lines end with a line feed."""
+    """Remove control characters and terminal escapes; lines end with a line feed."""
     if "\r" in text or "\f" in text or "\v" in text:
         text = _LINE_ENDS.sub("\n", text)
     if "\x1b" in text:
@@ -98,7 +97,7 @@ def clean(text: str, warnings: list[str]) -> str:
         text = _STRUCK_OVER.sub("", text)
     text = _CONTROLS.sub("", text)
     if not text.isascii() and _BIDI.search(text):
-        # Text that is shown in another order than it is stored hides what it says.
+        # They could hide text, which is then shown in another order than it is stored.
         text = _BIDI.sub("", text)
         warnings.append("signs that change the direction of writing were removed")
     return text
@@ -146,7 +145,7 @@ _ODD_BYTES: Final = bytes(set(range(0x20)) - set(b"\t\n\v\f\r\x08\x1b")) + b"\x7
 
 
 def _mostly_utf8(data: bytes) -> str | None:
-    """UTF-8 with a few bytes of another encoding in it, as files are that were pasted together."""
+    """UTF-8 with a few bytes of another encoding, as in files that were pasted together."""
     wrong = 0
 
     def as_windows(error: UnicodeError) -> tuple[str, int]:
@@ -171,7 +170,7 @@ def _decode_with(data: bytes, handler: Callable[[UnicodeError], tuple[str, int]]
 
 def _known(encoding: str) -> bool:
     try:
-        # Codecs such as `zip` or `rot13` are none of text.
+        # Codecs such as `zip` or `rot13` encode no text.
         "".encode(codecs.lookup(encoding).name)
     except (LookupError, UnicodeError):
         return False
@@ -181,7 +180,7 @@ def _known(encoding: str) -> bool:
 def _guessed(data: bytes) -> tuple[str, list[str]]:
     from charset_normalizer import from_bytes  # noqa: PLC0415  (seldom needed, and slow to load)
 
-    sample = _telling(data)
+    sample = _sample(data)
     best = from_bytes(sample, cp_isolation=list(_CANDIDATES)).best()
     encoding = best.encoding if best is not None else "cp1252"
     if encoding == "cp1250" and not _CP1250_ONLY.search(sample) and _LATIN2_LETTERS.search(sample):
@@ -190,13 +189,13 @@ def _guessed(data: bytes) -> tuple[str, list[str]]:
     return text, [f"the encoding was guessed: {encoding}", *warnings]
 
 
-# The two are one but for these: letters of Latin-2, which in Windows-1250 lie elsewhere.
+# Windows-1250 differs from Latin-2 by these letters only.
 _CP1250_ONLY = re.compile(rb"[\x80-\x9f]")
 _LATIN2_LETTERS = re.compile(rb"[\xa1\xa5\xa6\xac\xb1\xb5\xb6\xbc]")
 
 
-def _telling(data: bytes) -> bytes:
-    """A part of the data that has other than ASCII characters, cut at the ends of lines."""
+def _sample(data: bytes) -> bytes:
+    """A sample of the data with non-ASCII characters, cut at the ends of lines."""
     first = re.search(rb"[\x80-\xff\x1b]", data)
     begin = data.rfind(b"\n", 0, first.start()) + 1 if first else 0
     sample = data[begin : begin + SAMPLE]

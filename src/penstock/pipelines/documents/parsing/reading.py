@@ -1,4 +1,4 @@
-"""One part of one document: which type it is, its text, its chunks. Runs in a child."""
+"""Reads one part of a document: its type, text and chunks. Runs in a child process."""
 
 from __future__ import annotations
 
@@ -7,25 +7,26 @@ import os
 from typing import BinaryIO, Final, Literal
 
 from penstock.errors import DocumentError, DocumentRefused, ParseError, UnsupportedFile
-from penstock.pipelines.documents.chunks import Part
-from penstock.pipelines.documents.parsing import docx, html, markdown, pdf, text, wire
-from penstock.pipelines.documents.parsing.blocks import Limits, Parsed
-from penstock.pipelines.documents.parsing.codes import explained
+from penstock.pipelines.documents.parsing.chunks import Part
+from penstock.pipelines.documents.parsing.formats import docx, html, markdown, pdf, text
+from penstock.pipelines.documents.parsing.formats.blocks import ParsedDocument, ParseLimits
+from penstock.pipelines.documents.parsing.refusal_codes import explained
+from penstock.pipelines.documents.parsing.sandbox import protocol as wire
 from penstock.pipelines.documents.parsing.sniffing import HEAD_BYTES, sniff
 from penstock.pipelines.documents.parsing.splitting import split
 
 __all__ = ["carry_out"]
 
 _AT_ONCE: Final = 1 << 20
-"""Files up to this size are read before they are looked at."""
+"""Files up to this size are read into memory."""
 
 _READERS: Final = {"docx": docx.parse, "md": markdown.parse, "txt": text.parse, "html": html.parse}
 
 
-def carry_out(order: wire.Order, descriptor: int) -> wire.Read | wire.Refused:
+def carry_out(order: wire.PartRequest, descriptor: int) -> wire.Read | wire.Refused:
     """Read the part; MemoryError passes through."""
     kind: Literal["parse", "unsupported", "again"] = "parse"
-    code, told = "ERR_PARSE_FAILED", ()
+    code, suggestions = "ERR_PARSE_FAILED", ()
     try:
         return _read(order, descriptor)
     except MemoryError:
@@ -35,21 +36,22 @@ def carry_out(order: wire.Order, descriptor: int) -> wire.Read | wire.Refused:
             kind = "again"
         elif isinstance(error, UnsupportedFile):
             kind = "unsupported"
-        code, reason, told = error.error_code, str(error)[:1000], error.suggestions
+        code, reason = error.error_code, str(error)[:1000]
+        suggestions = error.suggestions
     except OSError as error:
         kind, code = "again", "ERR_FILE_READ"
         reason = f"the file could not be read: {error.strerror or error}"
     except RecursionError:
         reason = "the document is nested too deeply"
-    except Exception as error:  # noqa: BLE001  a reader met what its author did not think of
+    except Exception as error:  # noqa: BLE001  of a reader, on unexpected content
         reason = f"the reader failed with {type(error).__name__}: {str(error)[:300]}"
-    return wire.Refused(kind, code, reason, told)
+    return wire.Refused(kind, code, reason, suggestions)
 
 
-def _read(order: wire.Order, descriptor: int) -> wire.Read:
+def _read(order: wire.PartRequest, descriptor: int) -> wire.Read:
     size = os.fstat(descriptor).st_size
     file = _file(descriptor, size)
-    limits = Limits(largest_text=order.largest_text)
+    limits = ParseLimits(largest_text=order.largest_text)
     found = order.type
     if not found:
         head = file.read(HEAD_BYTES)
@@ -65,13 +67,15 @@ def _read(order: wire.Order, descriptor: int) -> wire.Read:
     return wire.Read(part, end)
 
 
-def _read_pages(order: wire.Order, file: BinaryIO, limits: Limits) -> wire.Read:
+def _read_pages(order: wire.PartRequest, file: BinaryIO, limits: ParseLimits) -> wire.Read:
     pages = pdf.pages(file, order.first, order.last, limits, order.ocr, start=order.start)
     part = _part(order, pages, "pdf", min(order.last, pages.total), pages.total)
     return wire.Read(part, pages.end, pages.blank, pages.failed)
 
 
-def _part(order: wire.Order, parsed: Parsed, found: str, done: int = 1, total: int = 1) -> Part:
+def _part(
+    order: wire.PartRequest, parsed: ParsedDocument, found: str, done: int = 1, total: int = 1
+) -> Part:
     chunks = split(parsed.blocks, order.chunking)
     return Part(chunks, found, done, total, parsed.title[:500], parsed.warnings)
 
@@ -83,7 +87,7 @@ def _file(descriptor: int, size: int) -> BinaryIO:
 
 
 class _Positioned(io.RawIOBase):
-    """A file with a place of its own: the descriptor's is shared with the parent."""
+    """A file with a position of its own: the descriptor's is shared with the parent."""
 
     def __init__(self, descriptor: int, size: int) -> None:
         self._descriptor, self._size, self._place = descriptor, size, 0

@@ -1,4 +1,4 @@
-"""What a file really is, by its content."""
+"""Detects the type of a file by its content."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ import zipfile
 from typing import BinaryIO, Final
 
 from penstock.errors import DocumentRefused, ParseError, UnsupportedFile
-from penstock.pipelines.documents.parsing.blocks import Limits
-from penstock.pipelines.documents.parsing.codes import explained
+from penstock.pipelines.documents.parsing.formats.blocks import ParseLimits
+from penstock.pipelines.documents.parsing.refusal_codes import explained
 
 __all__ = ["HEAD_BYTES", "sniff"]
 
 HEAD_BYTES: Final = 8_192
-"""How much of a file's beginning tells its type."""
+"""Bytes at a file's beginning that determine its type."""
 
 _PDF_WITHIN: Final = 1_024
 _TEXTS: Final = ("txt", "md", "html")
@@ -31,7 +31,7 @@ _CONTROLS: Final = bytes({*range(1, 32)} - set(b"\t\n\r\b\f\x1b")) + b"\x7f"
 _MOST_CONTROLS: Final = 0.05
 _MOST_NULS_IN_ONE_HALF: Final = 0.3
 
-# What is often mistaken for a document, with the name under which people know it.
+# Other types of files that are often submitted, with their common names.
 _OTHERS: Final = (
     (b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1", "an old or encrypted Office file"),
     (b"{\\rtf", "RTF"),
@@ -68,7 +68,7 @@ def sniff(
     declared: str,
     *,
     by_content: bool = False,
-    limits: Limits | None = None,
+    limits: ParseLimits | None = None,
 ) -> str:
     """The type to read the file as: pdf, docx, md, txt or html.
 
@@ -156,8 +156,8 @@ def _is_wide(head: bytes) -> bool:
     return min(even, odd) == 0 and max(even, odd) > _MOST_NULS_IN_ONE_HALF * len(head) / 2
 
 
-def _in_archive(file: BinaryIO, declared: str, limits: Limits | None) -> str:
-    limits = limits or Limits(largest_text=1)
+def _in_archive(file: BinaryIO, declared: str, limits: ParseLimits | None) -> str:
+    limits = limits or ParseLimits(largest_text=1)
     _check_directory(file, limits)
     try:
         with zipfile.ZipFile(file) as archive:
@@ -184,14 +184,14 @@ def _in_archive(file: BinaryIO, declared: str, limits: Limits | None) -> str:
     raise _unsupported("a ZIP archive", declared)
 
 
-def _check_directory(file: BinaryIO, limits: Limits) -> None:
-    """Before `zipfile` reads the directory of an archive, which it does as a whole."""
+def _check_directory(file: BinaryIO, limits: ParseLimits) -> None:
+    """Bound the directory of an archive, which `zipfile` reads as a whole."""
     size = file.seek(0, os.SEEK_END)
     file.seek(max(0, size - 65_536 - _EOCD.size))
     tail = file.read()
     place = tail.rfind(b"PK\x05\x06")
     if place < 0 or len(tail) - place < _EOCD.size:
-        return  # `zipfile` will say that it is broken
+        return  # `zipfile` will refuse it
     _, _, _, _, entries, directory, _, _ = _EOCD.unpack_from(tail, place)
     if entries > limits.zip_entries or directory > _DIRECTORY_BYTES:
         reason = f"its archive has {entries} entries, which no document needs"

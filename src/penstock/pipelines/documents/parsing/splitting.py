@@ -1,10 +1,9 @@
-"""Blocks of text into chunks that are found as a whole.
+"""Splits blocks of text into chunks, the units of search.
 
-Boundaries depend on what stands there, not on how much stands before it: an edit changes the chunks
-around it, and those far away keep their digests (and with them their vectors). Text is therefore
-first cut into runs, each of a few chunks: at a heading, and where no heading comes, behind a
-paragraph whose checksum says so. Only within a run are chunks filled one after the other, and only
-there do they overlap.
+Boundaries depend on the text around them, not on the length of the text before them: an edit
+changes the chunks nearby, and others keep their vectors. Text is therefore first cut into runs of
+a few chunks: at a heading or, without headings, behind a paragraph with a certain checksum. Only
+within a run chunks are filled one after the other, and overlap.
 
 With the strategy `structure`
 
@@ -28,22 +27,20 @@ from zlib import crc32
 
 from semantic_text_splitter import TextSplitter
 
-from penstock.pipelines.documents.chunks import Chunk, Kind, digest_of
-from penstock.pipelines.documents.configuration import Chunking
-from penstock.pipelines.documents.parsing.blocks import Block
-from penstock.pipelines.documents.parsing.cutting import pack, spans_of
+from penstock.pipelines.documents.config.models import Chunking
+from penstock.pipelines.documents.parsing.chunks import Chunk, Kind
+from penstock.pipelines.documents.parsing.formats.blocks import TextBlock
 
-__all__ = ["split"]
+__all__ = ["pack", "spans_of", "split"]
 
 RUN_FROM: Final = 2
-"""Chunks that a run has at least, where the text has as many."""
+"""Minimum chunks of a run, if the text has as many."""
 RUN_TO: Final = 8
-"""And at most. The splitter's time grows with the square of what it gets at once."""
+"""Maximum chunks of a run: the splitter's time grows with the square of its input."""
 SHORT: Final = 4
 """A piece is short up to the size of a chunk divided by this."""
 APART: Final = 8
 """One of so many short sections begins a chunk even if it would fit into the one before."""
-
 _SURROGATES = re.compile("[\ud800-\udfff]")
 _RULE = re.compile(r"\|?[ \t]*:?-+:?[ \t]*(?:\|[ \t]*:?-+:?[ \t]*)*\|?[ \t]*\n?")
 
@@ -64,7 +61,7 @@ class _Span(NamedTuple):
 
     text: str
     start: int
-    block: Block
+    block: TextBlock
     goes_on: bool
     """It continues the block of the span before."""
 
@@ -140,7 +137,7 @@ class _Run:
         )
 
 
-def split(blocks: Iterable[Block], chunking: Chunking) -> list[Chunk]:
+def split(blocks: Iterable[TextBlock], chunking: Chunking) -> list[Chunk]:
     """The chunks of a document in its order; none if there is only white space.
 
     Each is at most `chunking.size` characters. `start` and `end` are those of its text in the
@@ -157,12 +154,12 @@ def split(blocks: Iterable[Block], chunking: Chunking) -> list[Chunk]:
     else:
         pieces = _structured(blocks, size, overlap)
     return [
-        Chunk(text, digest_of(text), kind, page, headings, start, end)
+        Chunk(text, kind, page, headings, start, end)
         for text, start, end, kind, page, headings in pieces
     ]
 
 
-def _structured(blocks: Iterable[Block], size: int, overlap: int) -> list[_Piece]:
+def _structured(blocks: Iterable[TextBlock], size: int, overlap: int) -> list[_Piece]:
     joined: list[_Piece] = []
     whole = False  # is the last of `joined` all of its run?
     for group in _groups(blocks, size, overlap):
@@ -180,9 +177,9 @@ def _structured(blocks: Iterable[Block], size: int, overlap: int) -> list[_Piece
     return joined
 
 
-def _groups(blocks: Iterable[Block], size: int, overlap: int) -> Iterator[list[_Piece]]:
+def _groups(blocks: Iterable[TextBlock], size: int, overlap: int) -> Iterator[list[_Piece]]:
     """The pieces of each run of text, each table and each listing."""
-    text: list[Block] = []
+    text: list[TextBlock] = []
     for block in blocks:
         if block.kind == "text":
             text.append(block)
@@ -195,7 +192,7 @@ def _groups(blocks: Iterable[Block], size: int, overlap: int) -> Iterator[list[_
         yield run.pieces(size, overlap)
 
 
-def _runs(blocks: Iterable[Block], size: int, *, by_heading: bool) -> Iterator[_Run]:
+def _runs(blocks: Iterable[TextBlock], size: int, *, by_heading: bool) -> Iterator[_Run]:
     most, least, spread = RUN_TO * size, RUN_FROM * size, RUN_FROM * size
     run: _Run | None = None
     for block in blocks:
@@ -260,7 +257,7 @@ def _shared(first: _Piece, second: _Piece) -> tuple[str, ...]:
     return first.headings[:count]
 
 
-def _whole_or_lines(block: Block, size: int) -> list[_Piece]:
+def _whole_or_lines(block: TextBlock, size: int) -> list[_Piece]:
     """A table or a listing: one piece, or several cut between its lines."""
     kind, page, headings = block.kind, block.page, block.headings
     text = block.text.strip("\n").rstrip()
@@ -300,7 +297,7 @@ def _head_of(table: str, size: int) -> str:
     return ""
 
 
-def _is_heading(block: Block) -> bool:
+def _is_heading(block: TextBlock) -> bool:
     # A parser hands over a heading as the first block below itself, with its signs ("## ").
     if not block.headings:
         return False
@@ -323,3 +320,71 @@ def _indices(text: str, size: int, overlap: int) -> list[tuple[int, str]]:
 @lru_cache(maxsize=64)
 def _splitter(size: int, overlap: int) -> TextSplitter:
     return TextSplitter(size, overlap=overlap, trim=True)
+
+
+SEEN: Final = 24
+"""Characters before a place that decide whether it is a good one to cut."""
+_GAP = re.compile(r"\s+")
+
+
+def spans_of(text: str, most: int) -> Iterator[tuple[int, str]]:
+    """Parts of at most `most` characters with their offsets; together they are the text.
+
+    A text that is longer than that is cut at the ends of lines, and lines between words: those
+    places are taken that look the same after an edit elsewhere.
+    """
+    if len(text) <= most:
+        yield 0, text
+        return
+    if "\n" in text:
+        for at, line in _lines(text):
+            for offset, part in _cut(line, most):
+                yield at + offset, part
+    else:
+        yield from _cut(text, most)
+
+
+def pack(text: str, room: int) -> Iterator[tuple[int, str]]:
+    """Whole lines together, at most `room` characters; a line alone that is longer than that."""
+    at = start = length = 0
+    least = room // 2
+    for at, line in _lines(text):
+        if length and length + len(line.rstrip()) > room:
+            yield start, text[start:at]
+            length = 0
+        if not length:
+            start = at
+        length += len(line)
+        if length >= least and crc32(line.encode(errors="surrogatepass")) % room < len(line):
+            yield start, text[start : start + length]
+            length = 0
+    if length:
+        yield start, text[start:]
+
+
+def _lines(text: str) -> Iterator[tuple[int, str]]:
+    at = 0
+    while at < len(text):
+        end = text.find("\n", at) + 1 or len(text)
+        yield at, text[at:end]
+        at = end
+
+
+def _cut(line: str, most: int) -> Iterator[tuple[int, str]]:
+    at = 0
+    while len(line) - at > most:
+        # The wider the choice, the sooner two versions of a text choose the same place again.
+        end = _place(line, at + most // 4, at + most)
+        yield at, line[at:end]
+        at = end
+    yield at, line[at:]
+
+
+def _place(line: str, low: int, high: int) -> int:
+    """The gap between words, in this range, whose words before it have the lowest checksum."""
+    best, place = 1 << 32, high
+    for gap in _GAP.finditer(line, low, high):
+        found = crc32(line[gap.start() - SEEN : gap.start()].encode(errors="surrogatepass"))
+        if found < best:
+            best, place = found, gap.end()
+    return place

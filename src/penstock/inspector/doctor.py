@@ -1,0 +1,256 @@
+"""Checks of the configuration of the server; each finding has the command that corrects it."""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Iterator
+from typing import Literal, cast
+
+import msgspec
+
+from penstock.clock import SYSTEM_CLOCK, Clock
+from penstock.errors import ServerError
+from penstock.inspector.key_scan import ScannedKey, is_guess, registered_queues, scan_keys
+from penstock.redis.client import Client
+from penstock.redis.connector import parse_version
+from penstock.redis.health import check_health, read_info
+from penstock.redis.keys.family import Ttl
+from penstock.redis.node import Node, Role
+
+__all__ = ["Diagnosis", "Finding", "diagnose"]
+
+Level = Literal["ok", "warning", "failure"]
+
+OLDEST = {"redis": (6, 2), "valkey": (7, 2)}
+# First releases without the script engine's remote code execution (CVE-2025-49844), by series.
+PATCHED = {
+    "redis": ((6, 2, 20), (7, 2, 11), (7, 4, 6), (8, 0, 4), (8, 2, 2)),
+    "valkey": ((7, 2, 11), (8, 0, 6), (8, 1, 4)),
+}
+MEMORY_HEADROOM = 0.8
+MOST_SCANNED = 100_000
+_TOLERATED_SKEW_S = 1.0
+_MOST_ORPHANS_SHOWN = 3
+
+
+class Finding(msgspec.Struct, frozen=True, kw_only=True):
+    """One check of one node."""
+
+    check: str
+    level: Level
+    message: str
+    fix: str = ""
+    """A command that corrects it, if there is one."""
+    endpoint: str = ""
+
+
+class Diagnosis(msgspec.Struct, frozen=True, kw_only=True):
+    address: str
+    findings: list[Finding]
+    connected: bool = True
+    """Whether the server could be reached."""
+
+    @property
+    def sound(self) -> bool:
+        return all(finding.level != "failure" for finding in self.findings)
+
+
+async def diagnose(client: Client, *, clock: Clock = SYSTEM_CLOCK) -> Diagnosis:
+    """Check every primary node. Reads up to MOST_SCANNED keys of each for orphans."""
+    health = await check_health(client)
+    findings = [
+        Finding(check="health", level="failure", message=reason)
+        for reason in health.reasons
+        if health.status == "unhealthy"
+    ]
+    if health.connected:
+        for node in await client.primaries():
+            findings += await _judge(client, node, clock)
+    findings += _judge_access(client)
+    return Diagnosis(address=str(client.address), findings=findings, connected=health.connected)
+
+
+async def _judge(client: Client, node: Node, clock: Clock) -> list[Finding]:
+    try:
+        info = await read_info(node)
+        findings = [
+            *_judge_version(info),
+            *_judge_memory(info),
+            *_judge_persistence(info, await _setting(node, "save")),
+            *await _judge_clock(node, clock),
+            *await _judge_keys(client, node),
+        ]
+    except ServerError as error:
+        findings = [Finding(check="access", level="failure", message=str(error))]
+    place = str(node.endpoint)
+    return [msgspec.structs.replace(finding, endpoint=place) for finding in findings]
+
+
+def _judge_version(info: dict[str, str]) -> Iterator[Finding]:
+    server = info.get("server_name", "redis")
+    text = info.get("valkey_version") or info.get("redis_version", "0")
+    version = parse_version(text)
+    oldest = OLDEST.get(server, OLDEST["redis"])
+    wanted = ".".join(map(str, oldest))
+    if version < oldest:
+        yield Finding(
+            check="version",
+            level="failure",
+            message=f"{server} {text} is too old: Penstock needs {wanted} or newer",
+            fix=f"install {server} {wanted} or newer",
+        )
+        return
+    series = [patch for patch in PATCHED.get(server, ()) if patch[:2] == version[:2]]
+    newest = max(PATCHED.get(server, ((0,),)))
+    if version < (series[0] if series else newest):
+        yield Finding(
+            check="version",
+            level="warning",
+            message=f"{server} {text} may lack the fix for CVE-2025-49844 (some distributions "
+            "patch it without a new number)",
+            fix=f"upgrade to {'.'.join(map(str, series[0] if series else newest))} or newer",
+        )
+        return
+    yield Finding(check="version", level="ok", message=f"{server} {text}")
+
+
+def _judge_memory(info: dict[str, str]) -> Iterator[Finding]:
+    policy = info.get("maxmemory_policy", "noeviction")
+    if policy == "noeviction":
+        yield Finding(check="eviction", level="ok", message="nothing is evicted (noeviction)")
+    else:
+        everything = policy.startswith("allkeys")
+        victims = "any key, jobs and messages included" if everything else "keys with a TTL"
+        yield Finding(
+            check="eviction",
+            level="failure" if everything else "warning",
+            message=f"maxmemory-policy {policy} silently deletes {victims} when memory is full",
+            fix="CONFIG SET maxmemory-policy noeviction",
+        )
+    used, limit = int(info.get("used_memory", 0)), int(info.get("maxmemory", 0))
+    total = int(info.get("total_system_memory", 0))
+    bound, name = (limit, "maxmemory") if limit else (total, "the machine's memory")
+    if bound and used > bound * MEMORY_HEADROOM:
+        yield Finding(
+            check="memory",
+            level="failure",
+            message=f"{used / bound:.0%} of {name} is in use; a full server refuses new work",
+            fix=f"CONFIG SET maxmemory {used * 2}" if limit else "give the server more memory",
+        )
+    elif bound:
+        yield Finding(check="memory", level="ok", message=f"{used / bound:.1%} of {name} is in use")
+
+
+def _judge_persistence(info: dict[str, str], save: str | None) -> Iterator[Finding]:
+    fix = "CONFIG SET appendonly yes"
+    if info.get("aof_enabled") == "1":
+        yield Finding(check="persistence", level="ok", message="append-only file is on")
+    elif save:
+        yield Finding(
+            check="persistence",
+            level="warning",
+            message="snapshots only: a crash loses everything since the last one",
+            fix=fix,
+        )
+    else:
+        doubt = "" if save == "" else " (as far as this user may see)"
+        yield Finding(
+            check="persistence",
+            level="failure",
+            message=f"nothing is persisted{doubt}: a restart loses everything",
+            fix=fix,
+        )
+    for field, what in (("aof_last_write_status", "file"), ("rdb_last_bgsave_status", "snapshot")):
+        if info.get(field, "ok") != "ok":
+            yield Finding(
+                check="disk",
+                level="failure",
+                message=f"the last write of the {what} failed: no writes are accepted",
+                fix="free disk space, or mend the folder that CONFIG GET dir names",
+            )
+
+
+async def _judge_clock(node: Node, clock: Clock) -> list[Finding]:
+    wire = await node.wire(Role.DEFAULT)
+    seconds, micros = await wire.call("TIME")
+    skew_s = abs(int(seconds) + int(micros) / 1e6 - clock.wall_ms() / 1000)
+    if skew_s <= _TOLERATED_SKEW_S:
+        return []
+    message = f"the server's clock is {skew_s:.1f} s off this machine's; logs will not line up"
+    return [Finding(check="clock", level="warning", message=message, fix="synchronise both (NTP)")]
+
+
+async def _judge_keys(client: Client, node: Node) -> list[Finding]:
+    """Find keys that violate the contract of their family: wrong type, or a missing TTL."""
+    orphans: list[str] = []
+    queues = await registered_queues(client)
+    scanned = 0
+    async for count, page in scan_keys(client, node):
+        scanned += count
+        orphans += [
+            f"{one.key.decode(errors='replace')} ({why})"
+            for one in page
+            if (why := _breach(one, guessed=is_guess(one.read, queues)))
+        ]
+        if scanned >= MOST_SCANNED:
+            break
+    if not orphans:
+        return [Finding(check="keys", level="ok", message=f"{scanned} keys, none orphaned")]
+    shown = ", ".join(orphans[:_MOST_ORPHANS_SHOWN])
+    more = (
+        f" and {len(orphans) - _MOST_ORPHANS_SHOWN} more"
+        if len(orphans) > _MOST_ORPHANS_SHOWN
+        else ""
+    )
+    first = orphans[0].rpartition(" (")[0]
+    return [
+        Finding(
+            check="keys",
+            level="failure",
+            message=f"{len(orphans)} orphaned keys: {shown}{more}",
+            fix=f"see `penstock repair`; or inspect each, then UNLINK {first}",
+        )
+    ]
+
+
+def _breach(one: ScannedKey, *, guessed: bool) -> str:
+    family, kind = one.read.family, one.kind.decode()
+    if kind == "none":
+        return ""  # gone meanwhile
+    if kind != family.redis_type:
+        return "" if guessed else f"a {kind}, {family.redis_type} expected"
+    if family.ttl is Ttl.ALWAYS and one.ttl_ms == -1:
+        return "no TTL"
+    if family.ttl is Ttl.NEVER and one.ttl_ms >= 0:
+        return "a TTL will delete it"
+    return ""
+
+
+def _judge_access(client: Client) -> Iterator[Finding]:
+    if client.address.credentials.password is not None:
+        return
+    for endpoint in client.address.endpoints:
+        if not endpoint.path and not _is_loopback(endpoint.host):
+            yield Finding(
+                check="access",
+                level="warning",
+                message=f"{endpoint} is reached over the network without a password",
+                fix="set one with ACL SETUSER and put it into PENSTOCK_PASSWORD_FILE",
+            )
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+async def _setting(node: Node, name: str) -> str | None:
+    """Return a CONFIG value; None if this user may not see it."""
+    try:
+        wire = await node.wire(Role.DEFAULT)
+        reply = cast("list[bytes]", await wire.call("CONFIG", "GET", name))
+    except ServerError:
+        return None
+    return reply[1].decode() if reply else None

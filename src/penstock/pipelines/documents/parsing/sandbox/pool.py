@@ -1,0 +1,308 @@
+"""The pool of child processes that read documents."""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Final, Self
+
+import msgspec
+
+from penstock.errors import DocumentError, NotOpen, ParseError, ParserDied, UnsupportedFile
+from penstock.pipelines.documents.config.models import Chunking
+from penstock.pipelines.documents.parsing.chunks import Part
+from penstock.pipelines.documents.parsing.refusal_codes import explained
+from penstock.pipelines.documents.parsing.sandbox import protocol as wire
+from penstock.pipelines.documents.parsing.sandbox.parser_process import (
+    InvalidReply,
+    ParserEnded,
+    ParserProcess,
+)
+from penstock.pipelines.documents.parsing.sandbox.spool import Spool
+from penstock.processes.child import Ending, IdleChildren, signal_name
+from penstock.settings.documents import DocumentSettings
+
+__all__ = ["Parsers"]
+
+_START_S: Final = 120.0
+"""How long a child may take to start, on a busy machine."""
+
+_HOPELESS: Final = 1_000
+"""After so many unreadable pages in a row the rest is taken for unreadable."""
+
+_REUSE: Final = 5_000
+"""After so many parts a child is replaced."""
+
+_GROWTH: Final = 0.25
+"""A child that has grown by this share of its memory limit is replaced: something leaks."""
+
+# Bounds of a refusal, whose sender may have been taken over.
+_LONGEST_TEXT: Final = 1_000
+_MOST_SUGGESTIONS: Final = 10
+
+
+class Parsers:
+    """Reads documents in child processes, up to `settings.parsers` at once.
+
+        async with Parsers(settings.documents) as parsers:
+            async for part in parsers.parse(fd, name="a.pdf", declared="pdf", chunking=chunking):
+                ...
+
+    A child reads one part at a time and is free between two parts of a document. It is started when
+    needed, and again after it died; it ends with the pool, and with the process of the pool.
+    """
+
+    def __init__(self, settings: DocumentSettings) -> None:
+        self._settings = settings
+        self.size = settings.parsers or _processors()
+        self._children: IdleChildren[ParserProcess] = IdleChildren(self.size)
+        self.started = 0
+        """Children started so far."""
+        self.at_work = 0
+        """Parts that are being read."""
+
+    def open(self) -> None:
+        """Open as `async with` does; `close` must follow."""
+        self._children.is_open = True
+
+    async def __aenter__(self) -> Self:
+        self.open()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Kill the children. May be called twice."""
+        await self._children.close(ParserProcess.kill)
+
+    @property
+    def pids(self) -> tuple[int, ...]:
+        """The living children."""
+        return tuple(child.pid for child in self._children.living)
+
+    async def parse(
+        self,
+        fd: int,
+        *,
+        name: str,
+        declared: str,
+        chunking: Chunking,
+        ocr: bool = False,
+        by_content: bool = False,
+        spool: Path | None = None,
+    ) -> AsyncIterator[Part]:
+        """Read the file behind the descriptor `fd`, which is open for reading only.
+
+        A PDF comes in parts of `settings.part_pages` pages, anything else as one. `declared` is the
+        type that the name stands for, "" if for none; with `by_content` what the file really is
+        decides. Parts that are kept in the folder `spool` are not read again.
+
+        Raises what `errors` has for documents: UnsupportedFile and ParseError for good, ParserDied
+        and DocumentError for now. To stop early is allowed between parts; a cancellation during
+        one kills the child.
+        """
+        if fcntl.fcntl(fd, fcntl.F_GETFL) & os.O_ACCMODE != os.O_RDONLY:
+            raise ValueError("the descriptor of a document must be open for reading only")
+        kept = Spool(spool) if spool is not None else None
+        parts = _Parts(name, declared, chunking, self._settings, ocr=ocr, by_content=by_content)
+        while not parts.ended:
+            read = await asyncio.to_thread(kept.kept, parts.parts) if kept else None
+            if read is None:
+                read = await self._read(parts.next_request(), fd, name)
+                if kept is not None:
+                    await asyncio.to_thread(kept.keep, parts.parts, read)
+            yield parts.take(read)
+        parts.check()
+
+    async def _read(self, request: wire.PartRequest, fd: int, name: str) -> wire.Read:
+        async with self._children.free:
+            within_s = self._settings.parse_wall_s
+            child = await self._child(ocr=request.ocr)
+            self.at_work += 1
+            try:
+                reply = await child.read(request, fd, within_s)
+                if isinstance(reply, wire.Read):
+                    _check(reply, request)
+                    self._give_back(child)
+                    return reply
+            except TimeoutError:
+                reason = f"reading took longer than {within_s:g} s, so the parser was ended"
+                raise explained(ParserDied, "ERR_PARSE_TIMEOUT", reason, name) from None
+            except InvalidReply as error:
+                child.kill()
+                reason = f"the parser gave an answer that makes no sense ({error})"
+                raise explained(ParserDied, "ERR_PARSER_CRASHED", reason, name) from None
+            except ParserEnded as error:
+                raise self._death(error.ending, name) from None
+            finally:
+                self.at_work -= 1
+            if reply.kind == "memory":
+                child.kill()  # the document may still fill its memory
+            else:
+                self._give_back(child)
+        raise _refusal(reply, name)
+
+    async def _child(self, *, ocr: bool) -> ParserProcess:
+        children = self._children
+        if not children.is_open:
+            raise NotOpen("the parsers are closed: use them within `async with`")
+        child = children.take(lambda child: child.ocr == ocr and not child.dying)
+        if child is not None:
+            return child
+        if sum(not child.dying for child in children.living) >= self.size:
+            other = children.take(lambda child: not child.dying, oldest=True)
+            if other is not None:
+                other.kill()  # to make room for a child of this kind
+        return await self._start(ocr=ocr)
+
+    async def _start(self, *, ocr: bool) -> ParserProcess:
+        settings = self._settings
+        setup = wire.ParserSetup(settings.parse_memory_mb << 20, settings.parse_cpu_s, ocr)
+        try:
+            child = ParserProcess(setup, wire.largest_body(settings.largest_text))
+        except OSError as error:  # no memory, too many processes: that passes
+            reason = f"a parser could not be started: {error}"
+            raise ParserDied(reason, "ERR_PARSER_START") from None
+        self.started += 1
+        self._children.add(child)
+        try:
+            problem = (await child.ready(_START_S)).problem
+        except TimeoutError:
+            problem = f"it was not ready within {_START_S:g} s"
+        except (ParserEnded, InvalidReply) as error:
+            problem = f"it ended at once: {error}"
+        if problem:
+            child.kill()
+            reason = f"a parser could not be started: {problem}"
+            raise explained(ParserDied, "ERR_PARSER_START", reason)
+        return child
+
+    def _give_back(self, child: ParserProcess) -> None:
+        grown = (child.resident_kb - child.first_resident_kb) >> 10
+        worn = child.parts >= _REUSE or grown > _GROWTH * self._settings.parse_memory_mb
+        if worn or not self._children.is_open:
+            child.kill()
+        else:
+            self._children.put_back(child)
+
+    def _death(self, ending: Ending, name: str) -> DocumentError:
+        if not self._children.is_open:
+            reason = "the parsers were closed while they read the document"
+            return explained(ParserDied, "ERR_PARSER_CLOSED", reason, name)
+        if ending.signal == signal.SIGXCPU:
+            reason = f"reading took more than {self._settings.parse_cpu_s} s of processor time"
+            return explained(ParseError, "ERR_PARSE_TOO_SLOW", reason, name)
+        how = f"exited with code {ending.exit_code}"
+        if ending.signal is not None:
+            how = f"was ended by {signal_name(ending.signal)}"
+        # Without memory the system kills the process, or a library aborts or crashes.
+        peak_kb, half_kb = ending.max_rss_kb, self._settings.parse_memory_mb << 9
+        aborted = ending.signal == signal.SIGABRT and peak_kb is None
+        if ending.signal == signal.SIGKILL or aborted or (peak_kb or 0) > half_kb:
+            reason = f"the parser {how}, most likely for lack of memory"
+            return explained(ParserDied, "ERR_OUT_OF_MEMORY", reason, name)
+        return explained(ParserDied, "ERR_PARSER_CRASHED", f"the parser {how}", name)
+
+
+class _Parts:
+    """Makes the request for each part of a document, and sums up the parts."""
+
+    def __init__(
+        self,
+        name: str,
+        declared: str,
+        chunking: Chunking,
+        settings: DocumentSettings,
+        *,
+        ocr: bool,
+        by_content: bool,
+    ) -> None:
+        self._name, self._declared, self._chunking = name, declared, chunking
+        self._settings, self._ocr, self._by_content = settings, ocr, by_content
+        self.parts = self._end = self._done = self._total = 0
+        self._blank = self._failed = self._failed_in_a_row = self._chunks = 0
+        self._type, self.ended = "", False
+
+    def next_request(self) -> wire.PartRequest:
+        return wire.PartRequest(
+            self._type,
+            self._declared,
+            self._by_content,
+            self._chunking,
+            self._ocr,
+            self._done,
+            self._done + self._settings.part_pages,
+            self._end,
+            max(1, self._settings.largest_text - self._end),
+        )
+
+    def take(self, read: wire.Read) -> Part:
+        """The part; the last one with the warnings about the whole document."""
+        part, pages = read.part, read.part.done - self._done
+        self.parts += 1
+        self._type, self._done, self._total = part.type, part.done, part.total
+        self._end = read.end
+        self._blank += read.blank
+        self._failed += read.failed
+        self._chunks += len(part.chunks)
+        hopeless = read.failed == pages
+        self._failed_in_a_row = self._failed_in_a_row + pages if hopeless else 0
+        lost = self._failed_in_a_row >= _HOPELESS
+        self.ended = part.done >= part.total or lost
+        if not self.ended:
+            return part
+        warnings = (*part.warnings, *self._warnings())
+        return msgspec.structs.replace(part, done=part.total, warnings=warnings)
+
+    def check(self) -> None:
+        """At the end: ParseError if there was no text at all."""
+        if self._chunks:
+            return
+        if self._failed and not self._blank:
+            reason = "none of the PDF's pages can be read"
+            raise explained(ParseError, "ERR_PDF_INVALID", reason, self._name)
+        pages = f" on its {self._total} pages (scanned?)" if self._type == "pdf" else ""
+        reason = f"there is no text in the document{pages}"
+        raise explained(ParseError, "ERR_NO_TEXT", reason, self._name)
+
+    def _unread(self) -> int:
+        return self._total - self._done
+
+    def _warnings(self) -> list[str]:
+        warnings: list[str] = []
+        if self._blank:
+            warnings.append(f"{self._blank} of {self._total} pages have no text (scanned?)")
+        if failed := self._failed + self._unread():
+            warnings.append(f"{failed} of {self._total} pages could not be read")
+        return warnings
+
+
+def _processors() -> int:
+    if sys.platform == "linux":
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def _check(read: wire.Read, request: wire.PartRequest) -> None:
+    if not request.first < read.part.done <= read.part.total:
+        raise InvalidReply("parts that do not fit together")
+
+
+def _refusal(refused: wire.Refused, name: str) -> DocumentError:
+    kinds: dict[str, type[DocumentError]] = {
+        "parse": ParseError,
+        "unsupported": UnsupportedFile,
+        "memory": ParserDied,
+        "again": DocumentError,
+    }
+    error = explained(kinds[refused.kind], refused.code, refused.reason[:_LONGEST_TEXT], name)
+    if error.suggestions:
+        return error
+    suggestions = tuple(line[:_LONGEST_TEXT] for line in refused.suggestions[:_MOST_SUGGESTIONS])
+    return kinds[refused.kind](error.reason, error.error_code, suggestions)

@@ -1,0 +1,88 @@
+"""Messages between the pool of parsers and its children.
+
+Frames with a msgpack body. Nothing is pickled: a child reads untrusted files and may be taken over
+by one, so its replies are validated as strictly as a message from outside. The parent sends one
+`ParserSetup`, then a `PartRequest` for each part, each with the descriptor of the file; the child
+replies `Ready`, then `Read` or `Refused` to each.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+import msgspec
+
+from penstock.pipelines.documents.config.models import Chunking
+from penstock.pipelines.documents.parsing.chunks import Part
+
+__all__ = ["ParserReply", "ParserSetup", "PartRequest", "Read", "Ready", "Refused", "largest_body"]
+
+
+class ParserSetup(msgspec.Struct, frozen=True, array_like=True):
+    """Sent once, before the first request."""
+
+    memory_bytes: int
+    cpu_s: int
+    ocr: bool
+    """It may start `tesseract`; others can start nothing."""
+
+
+class PartRequest(msgspec.Struct, frozen=True, array_like=True):
+    """A part to read."""
+
+    type: str
+    """Type of the file, known from an earlier part; "" to detect it."""
+    declared: str
+    by_content: bool
+    chunking: Chunking
+    ocr: bool
+    first: int
+    """The first page, from 0."""
+    last: int
+    """One beyond the last page."""
+    start: int
+    """Characters of earlier parts."""
+    largest_text: int
+    """Most characters of this part."""
+
+
+class Ready(msgspec.Struct, frozen=True, array_like=True, tag=0):
+    """The child accepts requests."""
+
+    resident_kb: int
+    peak_kb: int
+    """So far. On Linux children inherit the parent's peak."""
+    fences: tuple[str, ...] = ()
+    """The restrictions in force."""
+    problem: str = ""
+    """Why it does not: a library is missing."""
+
+
+class Read(msgspec.Struct, frozen=True, array_like=True, tag=1):
+    """A part that was read."""
+
+    part: Part
+    end: int
+    """Characters up to the end of this part."""
+    blank: int = 0
+    """Pages without text."""
+    failed: int = 0
+    """Pages that could not be read."""
+    resident_kb: int = 0
+
+
+class Refused(msgspec.Struct, frozen=True, array_like=True, tag=2):
+    """A part that could not be read, and why."""
+
+    kind: Literal["parse", "unsupported", "memory", "again"]
+    code: Annotated[str, msgspec.Meta(pattern="^ERR_[A-Z_]{1,40}$")]
+    reason: str
+    suggestions: tuple[str, ...] = ()
+
+
+ParserReply = Ready | Read | Refused
+
+
+def largest_body(largest_text: int) -> int:
+    """Most bytes of a reply: the text, and room for overlaps and headings."""
+    return min(8 * largest_text + (16 << 20), 0xFFFF_FFFF)

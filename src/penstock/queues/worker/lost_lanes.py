@@ -1,0 +1,87 @@
+"""Fair lanes that have jobs but no turns: another program pushed to their lists, or took the ring.
+
+A lane is put into the ring when it gets its first job. If its list held something before, or the
+ring is gone, its jobs would wait for ever.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import AsyncIterator
+from typing import Final
+
+from penstock.errors import CommandRefused
+from penstock.queues.storage.admin_scripts import QueueAdminScripts
+from penstock.queues.storage.keys import QueueKeyring
+from penstock.queues.storage.lanes import FIXED
+from penstock.redis.client import Client
+from penstock.redis.keys.hash_slot import key_slot
+
+__all__ = ["relist_known_lanes", "relist_lanes"]
+
+logger = logging.getLogger(__name__)
+
+_PAGE: Final = 1_000
+_NO_LANES: Final = {b"queue", *(lane.encode() for lane in FIXED)}
+_ALL: Final = b""
+"""Stands in the index of lanes if it names every lane that has jobs."""
+
+
+async def relist_known_lanes(client: Client, keys: QueueKeyring) -> int:
+    """Give lanes their turns again whose jobs Penstock has queued; how many there were.
+
+    O(lanes that have jobs). The first time for a queue it walks over all keys of the server: the
+    index of lanes may be younger than the lanes.
+    """
+    try:
+        if await client.call("SISMEMBER", keys.lanes, _ALL):
+            return await _relist(client, keys, _indexed(client, keys))
+    except CommandRefused:  # the index is a key of another program
+        return await relist_lanes(client, keys)
+    found = await relist_lanes(client, keys)
+    await client.call("SADD", keys.lanes, _ALL)
+    return found
+
+
+async def relist_lanes(client: Client, keys: QueueKeyring) -> int:
+    """Give all such lanes their turns again; how many there were. O(keys of the server)."""
+    return await _relist(client, keys, _stored(client, keys))
+
+
+async def _relist(client: Client, keys: QueueKeyring, lanes: AsyncIterator[bytes]) -> int:
+    found = 0
+    async for lane in lanes:
+        found += await QueueAdminScripts.of(client).relist_lane(keys=keys, lane=lane)
+    if found:
+        logger.warning("queue %s: %d lanes with jobs had no turns; they do now", keys.queue, found)
+    return found
+
+
+async def _indexed(client: Client, keys: QueueKeyring) -> AsyncIterator[bytes]:
+    cursor = b"0"
+    while True:
+        cursor, lanes = await client.call("SSCAN", keys.lanes, cursor, "COUNT", _PAGE)
+        for lane in lanes:
+            if lane != _ALL:
+                yield lane
+        if cursor == b"0":
+            return
+
+
+async def _stored(client: Client, keys: QueueKeyring) -> AsyncIterator[bytes]:
+    slot = key_slot(keys.waiting) if client.keys.cluster else None
+    pattern = re.sub(r"([\\*?\[\]])", r"\\\1", keys.waiting) + ":*"
+    first, cursor = len(keys.waiting.encode()) + 1, b"0"
+    while True:
+        wire = await client.wire(slot=slot)
+        cursor, names = await wire.call(
+            *("SCAN", cursor, "MATCH", pattern, "COUNT", _PAGE, "TYPE", "list")
+        )
+        for name in names:
+            lane: bytes = name[first:]
+            # The lists of other queues begin so, too; no lane is called `queue` or has a colon.
+            if b":" not in lane and lane not in _NO_LANES:
+                yield lane
+        if cursor == b"0":
+            return

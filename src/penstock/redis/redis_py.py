@@ -1,0 +1,56 @@
+"""redis-py's client, for pub/sub and for what Penstock does not wrap."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from penstock.redis.address import Address, Endpoint
+from penstock.settings import Settings
+
+if TYPE_CHECKING:
+    from redis.asyncio import Redis
+
+__all__ = ["redis_py_client"]
+
+
+def redis_py_client(address: Address, endpoint: Endpoint, settings: Settings) -> Redis:
+    """Build a client that, like ours, sends every command once."""
+    # redis-py would add half again to the time that importing penstock takes.
+    from redis.asyncio import (  # noqa: PLC0415
+        BlockingConnectionPool,
+        Connection,
+        Redis,
+        SSLConnection,
+        UnixDomainSocketConnection,
+    )
+    from redis.asyncio.retry import Retry  # noqa: PLC0415
+    from redis.backoff import NoBackoff  # noqa: PLC0415
+
+    options: dict[str, Any] = {
+        "username": address.credentials.username,
+        "password": address.credentials.password,
+        "db": address.database,
+        "socket_connect_timeout": settings.timeouts.connect_s,
+        "retry": Retry(NoBackoff(), 0),
+        "protocol": 2,
+        "max_connections": settings.pools.pubsub,
+        "timeout": settings.pools.wait_s,
+    }
+    if endpoint.path:
+        options |= {"connection_class": UnixDomainSocketConnection, "path": endpoint.path}
+    else:
+        options |= {
+            "connection_class": SSLConnection if address.tls else Connection,
+            "host": endpoint.host,
+            "port": endpoint.port,
+        }
+    if address.tls:
+        options |= {
+            "ssl_ca_certs": settings.tls.ca_file,
+            "ssl_certfile": settings.tls.cert_file,
+            "ssl_keyfile": settings.tls.key_file,
+            "ssl_check_hostname": settings.tls.check_hostname,
+        }
+    return Redis.from_pool(
+        BlockingConnectionPool(**options)
+    )  # so that aclose() closes the pool too

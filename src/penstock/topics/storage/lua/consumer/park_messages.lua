@@ -1,0 +1,22 @@
+-- park_messages: let messages that were fetched, and not begun, wait on the server.
+--
+-- They stay pending, and count as not delivered: should the owner die, no attempt is charged.
+--
+-- Flags: allow-oom  a full server must drain
+--
+-- KEYS[1]  HASH    epochs by group
+-- KEYS[2]  STREAM  the partition's messages
+-- ARGV[1]  str     group
+-- ARGV[2]  int     the owner's epoch
+-- ARGV[3]  str     consumer under which messages are pending
+-- ARGV[4..]  str   ids
+--
+-- Returns  int  how many of them are pending
+--          -1   the partition is not the caller's any more; nothing written
+
+if redis.call('HGET', KEYS[1], ARGV[1]) ~= ARGV[2] then return -1 end
+local claim = {'XCLAIM', KEYS[2], ARGV[1], ARGV[3], 0, unpack(ARGV, 4)}
+for _, option in ipairs({'RETRYCOUNT', 0, 'JUSTID'}) do claim[#claim + 1] = option end
+local claimed = redis.pcall(unpack(claim))
+if claimed.err then return claimed end  -- the group is gone
+return #claimed

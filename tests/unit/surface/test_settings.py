@@ -1,0 +1,155 @@
+"""Settings: one order, checked where they are made, refused with name, value and range."""
+
+import dataclasses
+import pickle
+import re
+from pathlib import Path
+
+import pytest
+
+import penstock
+from penstock.errors import ConfigError, SettingError
+from penstock.settings import PoolSettings, Settings
+
+
+def load(tmp_path, *, toml="", environ=None, **arguments):
+    path = tmp_path / "penstock.toml"
+    path.write_text(toml)
+    named = {name.replace("__", "."): value for name, value in arguments.items()}
+    return Settings.load(named, config=path, environ=environ or {})
+
+
+def test_defaults_are_the_documented_ones():
+    settings = Settings()
+    pools = settings.pools
+    assert (pools.cache, pools.queue, pools.pubsub, pools.ratelimit) == (20, 15, 10, 10)
+    assert (settings.retry.base_s, settings.retry.max_s, settings.retry.tries) == (1.0, 30.0, 3)
+
+
+def test_arguments_win_over_the_environment_and_that_over_the_file(tmp_path):
+    toml = "[pools]\ncache = 1\nqueue = 1\nratelimit = 1\n"
+    environ = {"PENSTOCK_POOLS_CACHE": "2", "PENSTOCK_POOLS_QUEUE": "2"}
+    settings = load(tmp_path, toml=toml, environ=environ, pools__cache=3)
+    assert (settings.pools.cache, settings.pools.queue, settings.pools.ratelimit) == (3, 2, 1)
+
+
+def test_an_argument_of_none_counts_as_not_given(tmp_path):
+    assert load(tmp_path, environ={"PENSTOCK_URL": "redis://a"}, url=None).url == "redis://a"
+
+
+def test_the_file_named_by_the_environment_is_read(tmp_path):
+    path = tmp_path / "other.toml"
+    path.write_text('namespace = "shop"\n')
+    assert Settings.load(environ={"PENSTOCK_CONFIG": str(path)}).namespace == "shop"
+
+
+def test_a_file_in_the_working_directory_is_found(tmp_path, monkeypatch):
+    (tmp_path / "penstock.toml").write_text("[retry]\ntries = 9\n")
+    monkeypatch.chdir(tmp_path)
+    assert Settings.load(environ={}).retry.tries == 9
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "expected"),
+    [
+        ("pools.cache", 0, "a whole number from 1 to 10000"),
+        ("pools.cache", 1.5, "a whole number from 1 to 10000"),
+        ("pools.cache", True, "a whole number from 1 to 10000"),
+        ("pools.cache", "many", "a whole number from 1 to 10000"),
+        ("timeouts.connect_s", 0, "a number above 0 to 86400"),
+        ("timeouts.connect_s", "nan", "a number above 0 to 86400"),
+        ("embedded.port", 65536, "a whole number from 0 to 65535"),
+        ("embedded.maxmemory", "lots", "a text like"),
+        ("log.level", "loud", "one of debug, info, warning, error"),
+        ("log.format", "", "one of human, json"),
+        ("tls.check_hostname", "perhaps", "true or false"),
+        ("worker.heartbeat_s", 20, "less than worker.heartbeat_ttl_s (15.0)"),
+        ("retry.base_s", 31, "at most retry.max_s (30.0)"),
+        ("namespace", 5, "a text"),
+    ],
+)
+def test_a_wrong_value_is_refused_with_its_name_the_value_and_the_range(
+    tmp_path, name, value, expected
+):
+    with pytest.raises(SettingError) as refused:
+        load(tmp_path, **{name.replace(".", "__"): value})
+    assert refused.value.name == name
+    assert repr(value) in str(refused.value) or float(value) == float(refused.value.value)
+    assert expected in str(refused.value)
+
+
+def test_groups_check_themselves_without_a_loader():
+    with pytest.raises(SettingError, match=r"pools\.cache = -1"):
+        PoolSettings(cache=-1)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "environ", "hint"),
+    [
+        ({"pools__cahce": 1}, {}, "did you mean pools.cache?"),
+        ({}, {"PENSTOCK_POOLS_CAHCE": "1"}, "did you mean PENSTOCK_POOLS_CACHE?"),
+        ({"nonsense": 1}, {}, "a known setting"),
+    ],
+)
+def test_an_unknown_setting_is_refused_with_a_suggestion(tmp_path, arguments, environ, hint):
+    with pytest.raises(SettingError) as refused:
+        load(tmp_path, environ=environ, **arguments)
+    assert hint in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("toml", "words"),
+    [
+        ("pools = ", "not valid TOML"),
+        ("[pools]\ncache = 1\ncache = 2\n", "not valid TOML"),
+        ("[nowhere]\nx = 1\n", "nowhere.x"),
+        ("[pools.deeper]\nx = 1\n", "pools.deeper"),
+    ],
+)
+def test_a_broken_file_is_refused_in_one_line(tmp_path, toml, words):
+    with pytest.raises(ConfigError) as refused:
+        load(tmp_path, toml=toml)
+    assert words in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+def test_a_missing_file_that_was_named_is_an_error(tmp_path):
+    with pytest.raises(ConfigError, match="No such file"):
+        Settings.load(config=tmp_path / "absent.toml", environ={})
+
+
+def test_secrets_are_in_no_repr_and_no_error(tmp_path):
+    secret = "canary-4711"
+    settings = load(tmp_path, url=f"redis://u:{secret}@h", password=secret)
+    assert secret not in repr(settings)
+    for name in ("url", "password", "sentinel_password"):
+        with pytest.raises(SettingError) as refused:
+            load(tmp_path, **{name: [secret]})
+        assert secret not in str(refused.value)
+    with pytest.raises(SettingError, match="sentinel_password") as refused:
+        load(tmp_path, toml=f'sentinel_paswword = "{secret}"')
+    assert secret not in str(refused.value)
+
+
+def test_every_setting_is_read_somewhere():
+    src = Path(penstock.__file__).parent
+    modules = [path for path in src.rglob("*.py") if "settings" not in path.parts]
+    attributes = set(re.findall(r"\.(\w+)", "\n".join(map(Path.read_text, modules))))
+    for group in dataclasses.fields(Settings):
+        default = getattr(Settings(), group.name)
+        names = dataclasses.fields(default) if dataclasses.is_dataclass(default) else [group]
+        if group.name != "pools":  # read by the names of roles
+            assert {one.name for one in names} <= attributes, group.name
+
+
+def test_settings_are_values():
+    made = Settings(pools=PoolSettings(cache=3))
+    assert made == Settings(pools=PoolSettings(cache=3)) != Settings()
+    assert hash(made) == hash(pickle.loads(pickle.dumps(made)))  # noqa: S301
+    assert dataclasses.replace(made, url="redis://a").pools.cache == 3
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        made.url = "redis://b"
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        del made.pools
+    with pytest.raises(TypeError, match="PoolSettings has no setting 'cahce'"):
+        PoolSettings(cahce=3)
