@@ -9,7 +9,8 @@ import pytest
 from tests.kit.fakes.embedding_api import EmbeddingApi
 from tests.kit.library import paragraphs
 
-from penstock.errors import DocumentRefused
+from penstock.errors import DocumentRefused, Unreachable
+from penstock.pipelines.documents.ingest import rebuilding
 from penstock.testing.eventually import eventually
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -89,6 +90,66 @@ async def test_searches_see_the_old_or_the_new_collection_and_never_both(library
     # What is there counts as it is now.
     told = await rag.take("0.txt", documents["0.txt"])
     assert (told["status"], told["embeddings_generated"]) == ("done", 0)
+
+
+async def test_a_copy_that_ends_while_others_are_being_queued_queues_none_again(
+    library, monkeypatch
+):
+    async with EmbeddingApi(4) as small, EmbeddingApi(8) as large:
+        rag = library.rag(embeddings=of_model(small, "small"))
+        await rag.take("a.txt", paragraphs("one"))
+        await rag.take("b.txt", paragraphs("two"))
+        library.rag(rag.id, embeddings=of_model(large, "large"))
+        release, queued = asyncio.Event(), []
+
+        async def hold(asked):
+            if any("About two" in text for text in asked["input"]):
+                await release.wait()
+
+        async def send(queue, messages):
+            queued.append([message.document for message in messages])
+            sent = await rebuilding_send(queue, messages)
+            await library.ended(sent[0].job_id)
+            return sent
+
+        large.before, rebuilding_send = hold, rebuilding.send
+        monkeypatch.setattr(rebuilding, "send", send)
+        rebuild = await library.documents.reindex(rag.id)
+        release.set()
+        await rebuilt(library, rag)
+        assert queued == [["a.txt", "b.txt"]]
+        assert (await library.documents.wait(rebuild.batch_id)).counts == {"done": 2}
+
+
+@pytest.mark.parametrize("end", ["refused", "died"])
+async def test_a_rebuild_whose_jobs_were_not_queued_goes_on(library, monkeypatch, end):
+    rag = library.rag()
+    await rag.take("a.txt", paragraphs("one", "two"))
+    library.rag(rag.id, **WHOLE)
+    ledger, asked = library.documents._resources.ledger, asyncio.Event()
+
+    async def send(queue, messages):
+        asked.set()
+        if end == "refused":
+            raise Unreachable("the server is away")
+        await asyncio.Event().wait()
+
+    with monkeypatch.context() as patched:
+        patched.setattr(rebuilding, "send", send)
+        task = asyncio.create_task(library.documents.reindex(rag.id))
+        await asked.wait()
+        if end == "died":
+            task.cancel()
+        with pytest.raises(Unreachable if end == "refused" else asyncio.CancelledError):
+            await task
+    jobs = await ledger.jobs.of_batch((await ledger.rag(rag.id)).batch_id)
+    assert [job.state for job in jobs] == ([] if end == "refused" else ["open"])
+    await ledger._write(
+        "UPDATE rag_jobs SET submitted_ms = submitted_ms - 61000 WHERE rag_id = ?", rag.id
+    )
+    await library.cleanup.clean()
+    await rebuilt(library, rag)
+    assert await texts(rag) == {paragraphs("one", "two")}
 
 
 async def test_another_model_is_told_and_takes_over_by_a_rebuild(library):

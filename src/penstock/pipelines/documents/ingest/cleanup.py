@@ -48,6 +48,8 @@ _SWEEP_S = 3_600.0
 """Interval of the sweep for partial files, and their least age."""
 _LOST_MS = 3_600_000
 """Age from which a job without a record counts as deleted from the queue."""
+_LOST_COPY_MS = 60_000
+"""The same for copies of a rebuild, which are entered before they are queued."""
 _LAST_MS = 60_000
 """Period before the last finished document that is rechecked."""
 _MOST_RECHECKED = 10_000
@@ -108,7 +110,10 @@ class Cleanup(Duty):
                 await end_cancelled(self._resources, row, record)
 
     async def _end_lost(self, row: JobRow) -> None:
-        if await self._resources.ledger.jobs.end_older(row.job_id, _LOST_MS):
+        rag = await self._resources.ledger.rag(row.rag_id)
+        is_copy = rag is not None and bool(rag.shadow) and rag.batch_id == row.batch_id
+        older_ms = _LOST_COPY_MS if is_copy else _LOST_MS
+        if await self._resources.ledger.jobs.end_older(row.job_id, older_ms):
             logger.warning("job %s is gone from the queue without an end", row.job_id)
 
     async def _end_failed(self, row: JobRow, record: JobRecord) -> None:

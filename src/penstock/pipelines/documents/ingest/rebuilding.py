@@ -20,7 +20,6 @@ from penstock.pipelines.documents.resources import (
     recipe_of,
 )
 from penstock.pipelines.documents.submit.job_message import (
-    DocumentJob,
     JobMessage,
     JobOptions,
     new_batch_id,
@@ -153,11 +152,28 @@ class Rebuilder:
         # The file of one that is sealed and no more is on its way to `processed/`.
         there = [document for document in missing if document.state != "sealed"]
         messages = [_message(resources, rag, row, document) for document in there]
-        sent: list[DocumentJob] = await send(resources.queue, messages)
-        await ledger.jobs.enter(
-            rag.rag_id, row.batch_id, [(job.job_id, job.document) for job in sent]
-        )
-        return _rebuild(row, len(sent), len(missing))
+        await self._queue(row, messages)
+        return _rebuild(row, len(messages), len(missing))
+
+    async def _queue(self, row: RagRow, messages: list[JobMessage]) -> None:
+        """Enter jobs in the ledger, then queue them.
+
+        In this order: `advance` queues missing documents again once no job of the batch is
+        unended. If this process dies in between, `Cleanup` marks the jobs as lost.
+        """
+        jobs, queue = self._resources.ledger.jobs, self._resources.queue
+        entered = [(message.job_id, message.document) for message in messages]
+        await jobs.enter(row.rag_id, row.batch_id, entered)
+        try:
+            sent = [(job.job_id, job.document) for job in await send(queue, messages)]
+        except Exception:
+            await jobs.withdraw([job_id for job_id, _ in entered])
+            raise
+        # A document has one copy job at a time: another one may be queued already.
+        others = set(sent) - set(entered)
+        if others:
+            await jobs.enter(row.rag_id, row.batch_id, sorted(others))
+            await jobs.withdraw([job_id for job_id, _ in set(entered) - set(sent)])
 
 
 def _rebuild(row: RagRow, jobs: int, missing: int, *, swapped: bool = False) -> RebuildStatus:

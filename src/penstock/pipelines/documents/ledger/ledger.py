@@ -381,6 +381,20 @@ class JobLedger(LedgerTables):
 
         await self._tables.write(work)
 
+    async def withdraw(self, job_ids: Sequence[str]) -> None:
+        """Delete unended jobs that were entered, but not queued."""
+        ids = [(job_id,) for job_id in job_ids]
+
+        def work(tables: Transaction) -> None:
+            tables.execute_many(
+                "DELETE FROM rag_batches WHERE job_id = ? AND EXISTS (SELECT 1 FROM rag_jobs j "
+                "WHERE j.job_id = rag_batches.job_id AND j.state = 'open')",
+                ids,
+            )
+            tables.execute_many("DELETE FROM rag_jobs WHERE job_id = ? AND state = 'open'", ids)
+
+        await self._tables.write(work)
+
     async def of_batch(self, batch_id: str) -> list[JobRow]:
         return await self._select(JobRow, f"WHERE {_IN_BATCH} ORDER BY doc_id", batch_id)
 
