@@ -434,7 +434,7 @@ async def test_a_part_that_uses_too_much_processor_time_is_refused_for_good(
     tmp_path: Path,
 ) -> None:
     # One page of much text, thirty thousand times.
-    text = b"BT /F1 9 Tf 20 700 Td " + b"(words in a row and more) Tj 0 -1 Td " * 100 + b"ET"
+    text = b"BT /F1 9 Tf 20 700 Td " + b"(words in a row and more) Tj 0 -1 Td " * 2_000 + b"ET"
     kids = b"3 0 R " * 30_000
     page = one_page(stream(text), pages=b"<</Type/Pages/Kids[%s]/Count 30000>>" % kids)
     settings = DocumentSettings(parsers=1, parse_cpu_s=1, part_pages=10_000)
