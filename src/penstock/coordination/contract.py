@@ -21,7 +21,7 @@ WITH_BATCH = "until the batch is closed"
 _ONCE = (
     Family(
         "dedupe.mark", "dedupe:<key>", "dedupe:{<key>}",
-        STRING, ALWAYS, "5 minutes unless told otherwise", "once", OTHERS_SET,
+        STRING, ALWAYS, "5 minutes by default", "once", OTHERS_SET,
     ),
     Family(
         "dedupe.holder", "penstock:once:<key>", "penstock:once:{<key>}",

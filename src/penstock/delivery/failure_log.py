@@ -136,14 +136,14 @@ class FailureLog:
         facts = self._facts(attempt, failure, more=count)
         ending = ""
         if level == logging.ERROR:
-            told = "dead letters" if count > 1 else "dead letter"
+            noun = "dead letters" if count > 1 else "dead letter"
             facts["command"] = command = self._command("list", failure=failure)
             ending = f"; to see them: {command}"
         else:
-            told = "failed attempts" if count > 1 else "failed attempt"
+            noun = "failed attempts" if count > 1 else "failed attempt"
         self._write(
             level,
-            f"{attempt.performer} of {self._kind} {self._name!r}: {count} more {told} like this "
+            f"{attempt.performer} of {self._kind} {self._name!r}: {count} more {noun} like this "
             f"within {_wait(self._every_s)}, the last one {self._item} {_shown(attempt.id)}"
             f"{_cause(failure)}{ending}",
             facts,

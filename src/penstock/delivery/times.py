@@ -20,7 +20,7 @@ __all__ = [
 ]
 
 LONGEST_WAIT: Final = timedelta(days=3652)
-"""Ten years. Beyond that somebody mistook milliseconds for seconds."""
+"""Ten years. Beyond that, milliseconds were taken for seconds."""
 
 EARLIEST: Final = "0-0"
 """The position before the first entry."""
@@ -80,7 +80,7 @@ def due_ms(delay: float | timedelta | None, at: datetime | float | None, now_ms:
 def iso_time(ms: int) -> str:
     """Spell epoch milliseconds as scripts and Java's `Instant` do: `2026-07-01T08:00:00.123Z`.
 
-    A time before 1970 or after the year 9999, which somebody else chose, becomes the nearest one.
+    A time before 1970 or after the year 9999, as others may send, becomes the nearest one.
     """
     ms = min(max(ms, 0), _LAST_MS)
     moment = datetime.fromtimestamp(ms // 1000, UTC).replace(microsecond=ms % 1000 * 1000)

@@ -105,7 +105,7 @@ class OutOfMemory(Rejected):
 
 
 class ReadOnlyReplica(Rejected):
-    """This server is a replica, or lost its primary; the connection is dropped and found anew."""
+    """This server is a replica, or lost its primary; the connection is replaced."""
 
     transient = True
 

@@ -1,4 +1,4 @@
-"""Who a request is from: the peer itself, or whom a proxy names that is trusted."""
+"""Client address of a request: the peer, or the address that a trusted proxy names."""
 
 from __future__ import annotations
 

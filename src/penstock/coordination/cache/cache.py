@@ -9,15 +9,12 @@ import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from datetime import timedelta
 from typing import (
-    Annotated,
     Any,
     Final,
     Literal,
-    NewType,
     Optional,
     TypeVar,
     cast,
-    get_origin,
     overload,
 )
 
@@ -37,7 +34,7 @@ from penstock.errors import (
 )
 from penstock.errors.base import shown
 from penstock.redis.client import Client
-from penstock.redis.codec import Codec, Unpacked
+from penstock.redis.codec import Codec, Unpacked, bare_type
 from penstock.redis.node import Role
 from penstock.redis.wire import Argument, Command, Reply
 from penstock.throttled_log import RateLimitedLog
@@ -337,7 +334,7 @@ class Cache:
         return await self._codec.finish(begun) if isinstance(begun, Unpacked) else begun
 
     async def _decoded(self, data: bytes, type_: Any) -> Any:
-        if self._codec.is_large(data) and not _is_plain(type_):
+        if self._codec.is_large(data) and bare_type(type_) not in _PLAIN:
             return await self._codec.decode_large(data, type_)
         return self._decoder(type_)(data)
 
@@ -432,7 +429,7 @@ class Cache:
         return [(to_text(member), float(score)) for member, score in pairs]
 
     def _decoder(self, type_: Any) -> Callable[[bytes], Any]:
-        if not _is_plain(type_):
+        if bare_type(type_) not in _PLAIN:
             return self._codec.decoder(type_)
         # Alone these would be read as they are, without quotes.
         decode = self._codec.decoder(Optional[type_])  # noqa: UP045  it is a value here
@@ -444,16 +441,6 @@ class Cache:
             return value
 
         return decode_plain
-
-
-def _is_plain(type_: Any) -> bool:
-    while True:
-        if get_origin(type_) is Annotated:
-            type_ = type_.__origin__
-        elif isinstance(type_, NewType):
-            type_ = type_.__supertype__
-        else:
-            return type_ in _PLAIN
 
 
 def _score(score: object) -> str:

@@ -28,5 +28,5 @@ class DedupeKeys(FamilyKeys):
 
     @property
     def holder(self) -> str:
-        """STRING: the token of whoever is at work on it."""
+        """STRING: the token of the caller at work on it."""
         return f"{self.root}penstock:once:{self.home}"

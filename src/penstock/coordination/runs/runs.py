@@ -67,7 +67,7 @@ class Runs:
             return run
         await self._sweep_some()
         # First: a process that dies in between leaves an id without a record, which is swept, and
-        # no record that nobody knows of.
+        # no record that is in no list.
         await repeat_until_known(
             lambda: RunScripts.of(self._client).register_run(registry=self._registry, run=run_id)
         )

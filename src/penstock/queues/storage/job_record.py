@@ -1,4 +1,4 @@
-"""The record of a job: one hash, with the names that seed 002 gave its fields.
+"""The record of a job: one hash, with the field names of the contract for documents.
 
 It is written by scripts at every step of the job, and read here.
 """
@@ -143,7 +143,7 @@ class JobRecord(msgspec.Struct, frozen=True, kw_only=True):
         return self.status in FINAL
 
     def contract_view(self) -> dict[str, Any]:
-        """The JSON that seed 002's status endpoint answers, with its body of a failed job."""
+        """The JSON of the contract for documents, with that of a failed job."""
         view: dict[str, Any] = {"job_id": self.job_id, "status": self.status}
         view.update({name: _number_or_text(value) for name, value in self.fields.items()})
         view |= {

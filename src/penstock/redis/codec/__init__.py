@@ -34,7 +34,7 @@ from penstock.redis.codec.off_loop import LARGE, off_loop
 from penstock.redis.codec.zstd import MAGIC, Zstd, declared_size
 from penstock.settings import CodecSettings
 
-__all__ = ["SURELY_SMALL", "Codec", "Form", "Unpacked"]
+__all__ = ["SURELY_SMALL", "Codec", "Form", "Unpacked", "bare_type"]
 
 T = TypeVar("T")
 
@@ -167,7 +167,7 @@ class Codec:
         self, type_: Any, form: Form, pack: _Pack | None = None
     ) -> Callable[[Any], Any]:
         pack = pack or self._pack
-        bare = _bare(type_)
+        bare = bare_type(type_)
         if bare is str:
             return lambda value: self._encode_text(value, form, pack)
         if bare in _RAW_TYPES:
@@ -245,14 +245,14 @@ class Codec:
 
     def _make_decoder(self, type_: Any, form: Form) -> Callable[[bytes], Any]:
         read = self._cached_reader(type_) if _is_hashable(type_) else self._make_reader(type_)
-        bare = _bare(type_)
+        bare = bare_type(type_)
         if bare is str or bare in _RAW_TYPES:
             return lambda data: read(self._unpack(data, form), data)
         return self._make_json_decoder(type_, form, read)
 
     def _make_reader(self, type_: Any) -> Callable[[bytes, bytes], Any]:
         """Return what reads an unpacked payload; beside it stands what was stored, for errors."""
-        bare = _bare(type_)
+        bare = bare_type(type_)
         if bare is str or bare in _RAW_TYPES:
             return lambda payload, data: self._read_plain(payload, data, type_, bare)
         decode_json = json_rules.json_decoder(type_).decode
@@ -326,8 +326,8 @@ def _is_text(data: bytes) -> bool:
     return True
 
 
-def _bare(type_: Any) -> Any:
-    """Look under NewType and Annotated."""
+def bare_type(type_: Any) -> Any:
+    """The type under NewType and Annotated."""
     while True:
         if get_origin(type_) is Annotated:
             type_ = type_.__origin__

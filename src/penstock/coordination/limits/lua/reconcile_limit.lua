@@ -16,7 +16,7 @@ local algorithm, first = ARGV[1], 3
 local counted, reply = cjson.decode(ARGV[2]), {}
 for place, window in ipairs(windows) do
   local used, reset = counted[place][1], counted[place][2]
-  if used >= 0 then algo.told(window, used, reset >= 0 and reset or window.ms) end
+  if used >= 0 then algo.reported(window, used, reset >= 0 and reset or window.ms) end
   reply[place] = window.extra
 end
 save()

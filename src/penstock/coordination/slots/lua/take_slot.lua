@@ -85,9 +85,9 @@ local function count_others(came)
       return
     end
     seen = seen + 1
-    local told = redis.call('HMGET', KEYS[3], name, 'turn:' .. name, 'n:' .. name)
-    local turn, count = tonumber(told[2] or nil), tonumber(told[3] or nil)
-    if name ~= ticket and now >= (tonumber(told[1] or 0) or 0) then
+    local fields = redis.call('HMGET', KEYS[3], name, 'turn:' .. name, 'n:' .. name)
+    local turn, count = tonumber(fields[2] or nil), tonumber(fields[3] or nil)
+    if name ~= ticket and now >= (tonumber(fields[1] or 0) or 0) then
       leave_line(name)  -- it has not been heard of for too long
       seen = seen + 4
     elseif name == ticket or (count and turn and now - turn > PASSED_OVER_MS) then

@@ -59,18 +59,18 @@ local batch = redis.call('GET', pointer)
 local size, bytes, started, last, started_micros = 0, 0, now, now, micros
 if batch then
   local base = ARGV[1] .. batch
-  local told = redis.call('MGET', base .. ':started_at', base .. ':last_activity', base .. ':bytes')
-  local is_text = not told[3] and redis.call('TYPE', base .. ITEMS).ok == 'string'
+  local stored = redis.call('MGET', base .. ':started_at', base .. ':last_activity', base .. ':bytes')
+  local is_text = not stored[3] and redis.call('TYPE', base .. ITEMS).ok == 'string'
   local odd = not is_text and fault_in('LIST', base .. ITEMS)
   if odd then return odd end
-  bytes = tonumber(told[3]) or adopt(pointer, base)
+  bytes = tonumber(stored[3]) or adopt(pointer, base)
   size = redis.call('LLEN', base .. ITEMS)
-  started, started_micros = ms_of(told[1])
+  started, started_micros = ms_of(stored[1])
   if not started or started > now then
     -- Its time was deleted, or the clock set back: it starts again, and no item is lost.
     started, started_micros = now, micros
   end
-  last = ms_of(told[2]) or started
+  last = ms_of(stored[2]) or started
 end
 
 if id ~= '' then

@@ -71,12 +71,12 @@ local function close(window)
     redis.call('ZREM', KEYS[1], window)
   else
     local base, reason = ARGV[1] .. batch, ARGV[22]
-    local told = redis.call('MGET', base .. ':started_at', base .. ':last_activity', base .. ':bytes')
-    if not told[3] then adopt(pointer, base) end
+    local stored = redis.call('MGET', base .. ':started_at', base .. ':last_activity', base .. ':bytes')
+    if not stored[3] then adopt(pointer, base) end
     if reason == '' then
-      local started = ms_of(told[1]) or 0
+      local started = ms_of(stored[1]) or 0
       -- The last caller may have had other limits: then only the reason is a guess.
-      reason = why_due(started, ms_of(told[2]) or started) or 'idle'
+      reason = why_due(started, ms_of(stored[2]) or started) or 'idle'
     end
     local done, gone, fault
     done, length, gone, fault = close_batch(pointer, window, user_key(window), batch, reason)
@@ -87,7 +87,7 @@ local function close(window)
     end
     if done == 1 then closed[#closed + 1] = batch end
     for _, item in ipairs(gone or {}) do packed[#packed + 1] = item end
-    bytes = bytes + (tonumber(told[3]) or 0)
+    bytes = bytes + (tonumber(stored[3]) or 0)
     if bytes > MOST_BYTES then return false end
   end
   return true

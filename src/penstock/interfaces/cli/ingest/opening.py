@@ -67,7 +67,7 @@ def documents_extra() -> Generator[None]:
         yield
     except ImportError as missing:
         if (missing.name or "penstock").partition(".")[0] == "penstock":
-            raise  # ours: a mistake, which nobody can install
+            raise  # a mistake of ours, which no package mends
         raise ConfigError(f"documents need packages of their own: {INSTALL} ({missing})") from None
 
 

@@ -70,8 +70,8 @@ def _show(found: SearchHit) -> bool:
     place += [f"page {found.page}"] if found.page is not None else []
     place += [" > ".join(found.headings)] if found.headings else []
     text = " ".join(found.text.split())
-    told = say(f"{found.score:.3f}  {'  '.join(place)}", bold=True)
-    told = told and say(f"       {text if len(text) <= _SNIPPET else f'{text[:_SNIPPET]}…'}")
+    is_open = say(f"{found.score:.3f}  {'  '.join(place)}", bold=True)
+    is_open = is_open and say(f"       {text if len(text) <= _SNIPPET else f'{text[:_SNIPPET]}…'}")
     if found.also_in:
-        told = told and say(f"       also in {', '.join(found.also_in)}")
-    return told
+        is_open = is_open and say(f"       also in {', '.join(found.also_in)}")
+    return is_open

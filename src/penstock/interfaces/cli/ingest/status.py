@@ -77,43 +77,43 @@ def status(
 def _job_status(
     settings: Settings, job_id: str, *, follow: bool, verbose: bool, as_json: bool
 ) -> bool:
-    def tell(told: dict[str, Any]) -> bool:
+    def show(job: dict[str, Any]) -> bool:
         if as_json:
-            return say_json(told, indent=0 if follow else 2)
-        return say(_job_line(told)) if follow else _show_job(told, verbose=verbose)
+            return say_json(job, indent=0 if follow else 2)
+        return say(_job_line(job)) if follow else _show_job(job, verbose=verbose)
 
     async def act(documents: Documents) -> str:
         if follow:
-            return await follow_job(documents, job_id, tell)
-        told = await documents.status(job_id)
-        tell(told)
-        return str(told["status"])
+            return await follow_job(documents, job_id, show)
+        job = await documents.status(job_id)
+        show(job)
+        return str(job["status"])
 
     return with_documents(settings, act) == "done"
 
 
-def _job_line(told: dict[str, Any]) -> str:
-    parts = [str(told["status"]), str(told.get("stage", ""))]
-    progress: dict[str, Any] = told.get("progress") or {}
+def _job_line(job: dict[str, Any]) -> str:
+    parts = [str(job["status"]), str(job.get("stage", ""))]
+    progress: dict[str, Any] = job.get("progress") or {}
     if progress.get("total"):
         parts.append(f"{progress['done'] or 0:,} of {progress['total']:,}")
-    if told["status"] == "done":
-        parts.append(f"{told['chunks_created']:,} chunks")
-    if told.get("error"):
-        parts.append(str(told["error"]))
+    if job["status"] == "done":
+        parts.append(f"{job['chunks_created']:,} chunks")
+    if job.get("error"):
+        parts.append(str(job["error"]))
     return "  ".join(filter(None, parts))
 
 
-def _show_job(told: dict[str, Any], *, verbose: bool) -> bool:
-    say(f"job {told['job_id']}: {told['status']}", bold=True)
-    names = list(told) if verbose else [*_MAIN, *_COUNTS, "error", "error_code"]
+def _show_job(job: dict[str, Any], *, verbose: bool) -> bool:
+    say(f"job {job['job_id']}: {job['status']}", bold=True)
+    names = list(job) if verbose else [*_MAIN, *_COUNTS, "error", "error_code"]
     for name in names:
-        value = told.get(name)
+        value = job.get(name)
         if value not in (None, "", []) and name not in {"job_id", "status", "suggestions"}:
             lines = str(value).splitlines() or [""]
             for title, line in zip((name, *[""] * len(lines)), lines, strict=False):
                 say(f"  {title.replace('_', ' '):20}  {line}")
-    for suggestion in told.get("suggestions", ()):
+    for suggestion in job.get("suggestions", ()):
         say(f"  {'try':20}  {suggestion}")
     return True
 

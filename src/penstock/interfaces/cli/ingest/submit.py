@@ -122,8 +122,8 @@ def submit(
 
     done, view = with_documents(settings, act)
     if as_json:
-        told = msgspec.to_builtins(done)
-        say_json(told if view is None else {**told, "batch": view.as_json()})
+        result = msgspec.to_builtins(done)
+        say_json(result if view is None else {**result, "batch": view.as_json()})
     elif view is not None:
         _show_end(view, quiet=quiet)
     if not done.jobs and not done.refused:
@@ -217,8 +217,8 @@ def sync(
 
     report, view = with_documents(settings, act)
     if as_json:
-        told = msgspec.to_builtins(report)
-        say_json(told if view is None else {**told, "batch": view.as_json()})
+        result = msgspec.to_builtins(report)
+        say_json(result if view is None else {**result, "batch": view.as_json()})
     elif view is not None:
         _show_end(view)
     if report.refused or (view is not None and not ended_well(view)):
@@ -275,8 +275,8 @@ def reindex(
 
     rebuild, view, swapped = with_documents(settings, act)
     if as_json:
-        told: dict[str, Any] = {**msgspec.to_builtins(rebuild), "swapped": swapped}
-        say_json(told if view is None else {**told, "batch": view.as_json()})
+        result: dict[str, Any] = {**msgspec.to_builtins(rebuild), "swapped": swapped}
+        say_json(result if view is None else {**result, "batch": view.as_json()})
     elif view is not None:
         _show_end(view)
     if view is None:

@@ -49,11 +49,11 @@ async def wait_batch(
     """
     latest: DocumentBatchView | None = None
     try:
-        with _shown(quiet) as tell:
+        with _shown(quiet) as show:
             async with asyncio.timeout(timeout_s):
                 async for view in documents.follow(batch_id, FOLLOW_S):
                     latest = view
-                    tell(view)
+                    show(view)
     except TimeoutError:
         far = "" if latest is None else f": {batch_line(latest)}"
         raise TimeoutError(f"{batch_id} has not ended in time, and goes on{far}") from None
@@ -75,15 +75,15 @@ def _shown(quiet: bool) -> Generator[Tell]:
             item_show_func=lambda _: words,
         )
 
-        def tell(view: DocumentBatchView) -> None:
+        def show(view: DocumentBatchView) -> None:
             nonlocal words
             words = cleaned(batch_line(view))
             bar.update(int(view.part * _STEPS) - bar.pos)
 
         with bar:
-            yield tell
+            yield show
     else:
-        yield _Lines().tell
+        yield _Lines().show
 
 
 class _Lines:
@@ -92,7 +92,7 @@ class _Lines:
     def __init__(self) -> None:
         self._told: dict[str, int] = {}
 
-    def tell(self, view: DocumentBatchView) -> None:
+    def show(self, view: DocumentBatchView) -> None:
         if view.counts != self._told:
             self._told = view.counts
             say(batch_line(view), err=True)
@@ -143,11 +143,11 @@ def ended_well(view: DocumentBatchView) -> bool:
 
 async def follow_lines(documents: Documents, batch_id: str) -> DocumentBatchView:
     """Print a batch as JSON on one line with each change, until all of it has ended."""
-    told = ""
+    shown = ""
     async for view in documents.follow(batch_id, FOLLOW_S):
         now = repr(view.files)
-        if view.is_final or now != told:
-            told = now
+        if view.is_final or now != shown:
+            shown = now
             if not say_json(view.as_json(), indent=0) or view.is_final:
                 return view
         if reader_left():
@@ -156,15 +156,15 @@ async def follow_lines(documents: Documents, batch_id: str) -> DocumentBatchView
 
 
 async def follow_job(
-    documents: Documents, job_id: str, tell: Callable[[dict[str, Any]], bool]
+    documents: Documents, job_id: str, show: Callable[[dict[str, Any]], bool]
 ) -> str:
     """Report a job at each change until it has ended; its last status."""
-    told: dict[str, Any] = {}
+    shown: dict[str, Any] = {}
     while True:
         status = await documents.status(job_id)
-        if status != told:
-            told = status
-            if not tell(status) or status["status"] in _ENDED:
+        if status != shown:
+            shown = status
+            if not show(status) or status["status"] in _ENDED:
                 return str(status["status"])
         await asyncio.sleep(FOLLOW_S)
         if reader_left():

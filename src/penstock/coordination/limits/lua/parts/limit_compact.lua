@@ -102,7 +102,7 @@
     return window.ms * (1 + 1 / window.buckets)
   end
 
-  function algo.told(window, used, reset)
+  function algo.reported(window, used, reset)
     -- Of the oldest bucket some may have left the provider's window.
     local own = window.used - count_in(window, oldest_in(window))
     window.extra, window.extra_until = math.max(0, used - own), now + reset

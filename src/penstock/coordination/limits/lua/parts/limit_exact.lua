@@ -177,7 +177,7 @@
     return window.ms
   end
 
-  function algo.told(window, used, reset)
+  function algo.reported(window, used, reset)
     window.extra, window.extra_until = math.max(0, used - window.used), now + reset
   end
 

@@ -6,7 +6,7 @@ if algorithm == state[1] and algorithm ~= 'compact' and state[7] == 0 and state[
     and ARGV[2] == ARGV[3] and ARGV[2] ~= '0' and ARGV[5] == '0' and ARGV[6] == '' and ARGV[9] == ''
     and not set_back and (#ARGV - first) / 3 == (#state - HEAD) / FIELDS then
   local is_exact, wanted = algorithm == 'exact', tonumber(ARGV[2])
-  local longest, passed, at, told = state[#state - FIELDS + 1], now - last, HEAD, 6
+  local longest, passed, at, written = state[#state - FIELDS + 1], now - last, HEAD, 6
   local is_plain = not is_exact or state[6] >= now + longest
   for place = first + 1, #ARGV, 3 do
     local ms, used, limit = state[at + 1], state[at + 2], tonumber(ARGV[place])
@@ -35,13 +35,13 @@ if algorithm == state[1] and algorithm ~= 'compact' and state[7] == 0 and state[
         if used == 0 or now < state[at + 4] then state[at + 4] = now end
         if now - ms > state[at + 3] then state[at + 3] = now - ms end
         used = used + wanted
-        reply[told + 1], reply[told + 2] = ARGV[place] - used, state[4] + ms - now
+        reply[written + 1], reply[written + 2] = ARGV[place] - used, state[4] + ms - now
       else
         used = (used > passed and used - passed or 0) + wanted * state[at + 3]
-        reply[told + 1] = math.floor(ARGV[place + 2] - used / state[at + 3] + 1e-9)
-        reply[told + 2] = math.ceil(used)
+        reply[written + 1] = math.floor(ARGV[place + 2] - used / state[at + 3] + 1e-9)
+        reply[written + 2] = math.ceil(used)
       end
-      state[at + 2], at, told = used, at + FIELDS, told + 2
+      state[at + 2], at, written = used, at + FIELDS, written + 2
     end
     if is_exact then
       local logged = redis.pcall('ZADD', KEYS[1], now,

@@ -61,7 +61,7 @@
 
   function algo.period() end
 
-  function algo.told(window, used, reset)
+  function algo.reported(window, used, reset)
     -- Until the provider's reset no more drains than it has left.
     local least = (window.burst - math.max(0, window.limit - used)) * window.edge + reset
     if least > 0 then

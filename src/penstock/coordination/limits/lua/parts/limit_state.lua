@@ -56,8 +56,8 @@ end
 
 -- What an algorithm has, for each window: begin (nothing is counted yet), advance (time passes),
 -- renew (the clock was set back, or the period is new), adopt (another algorithm has counted so
--- many), room, wait, period (after which what is taken can be taken again), reset, told, of gcra also
--- room_within (some ms); and for all of them: take, change.
+-- many), room, wait, period (after which what is taken can be taken again), reset, reported (by the
+-- provider), of gcra also room_within (some ms); and for all of them: take, change.
 local algo = {}
 if algorithm == 'exact' then
 -- Include: limit_exact

@@ -18,15 +18,15 @@ local score = group and base + came or base + PRIORITY_STEP
 if group then
   -- The message took its time each time; the shortest is the nearest to the truth.
   local known = tonumber(redis.call('ZSCORE', KEYS[3], ticket) or nil)
-  local told = redis.call('HGET', KEYS[4], ticket)
-  if known and told and string.match(told, '^%d+') == string.format('%.0f', group[1]) then
+  local stored = redis.call('HGET', KEYS[4], ticket)
+  if known and stored and string.match(stored, '^%d+') == string.format('%.0f', group[1]) then
     score = math.min(score, known)
   end
 end
 
 -- What is kept for a ticket before ours, nil if it is void; and the ms until it is passed over.
-local function kept_for(told, its_score)
-  local _, want, all, _, last, renewed, pause, void = string.match(told or '', TICKET)
+local function kept_for(stored, its_score)
+  local _, want, all, _, last, renewed, pause, void = string.match(stored or '', TICKET)
   local since = renewed and now - renewed
   if not since or since < 0 or since > math.min(void, LONGEST_TICKET_MS) then return nil end
   local spare = math.min(pause, LONGEST_PAUSE_MS) + LATE_MS - since
@@ -50,10 +50,10 @@ function line.before(left)
     local names, void = {}, {}
     for place = 1, #found, 2 do names[#names + 1] = found[place] end
     has_more = #names == CHUNK
-    local told = names[1] and redis.call('HMGET', KEYS[4], unpack(names)) or {}
+    local stored = names[1] and redis.call('HMGET', KEYS[4], unpack(names)) or {}
     for place, name in ipairs(names) do
       local kept, spare = 0, nil
-      if name ~= ticket then kept, spare = kept_for(told[place], tonumber(found[2 * place])) end
+      if name ~= ticket then kept, spare = kept_for(stored[place], tonumber(found[2 * place])) end
       if kept then
         read = read + 1
         if kept > 0 then total, ahead, late = total + kept, ahead + 1, spare end

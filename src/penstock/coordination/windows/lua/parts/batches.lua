@@ -16,8 +16,8 @@ local function text_of(ms)
   return string.format('%.0f', ms)
 end
 
--- Tells of a batch, in the manner of feeds. No item is refused because this fails: whoever may not
--- publish gets no hints, and readers look by themselves.
+-- Publishes an event of a batch, as feeds do. No item is refused because this fails: without the
+-- right to publish there are no wake-ups, and readers poll.
 local function tell(what, batch, key, more)
   local data = '{"batch_id":' .. cjson.encode(batch) .. ',"key":' .. cjson.encode(key) .. more .. '}'
   local number = redis.pcall('HINCRBY', KEYS[3], 'seq', 1)

@@ -224,13 +224,13 @@ def _check_prolog(head: bytes, name: str) -> None:
 
 
 def _xml_error(error: SyntaxError) -> ParseError:
-    told = str(error)
-    if "depth" in told.lower():
+    text = str(error)
+    if "depth" in text.lower():
         return _invalid("the document is nested too deeply")
-    if "huge" in told.lower() or "too long" in told:
+    if "huge" in text.lower() or "too long" in text:
         return ParseError(
             "a single piece of text in the document is longer than 10 million characters",
             "ERR_TOO_MUCH_TEXT",
             ("Divide the document into several",),
         )
-    return _invalid(f"the document's XML is broken: {told[:200]}")
+    return _invalid(f"the document's XML is broken: {text[:200]}")

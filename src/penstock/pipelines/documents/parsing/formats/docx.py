@@ -126,7 +126,7 @@ class _Style(NamedTuple):
 
 
 class Styles:
-    """By the id that paragraphs name, which is in the language of whoever wrote the document."""
+    """By the id that paragraphs name, which is in the language of the program that wrote it."""
 
     def __init__(self) -> None:
         self._styles: dict[str, _Style] = {}
@@ -239,7 +239,7 @@ def texts_of(element: Element) -> list[str]:
     """The text of a paragraph or cell, and then that of each text box which is anchored in it."""
     main: list[str] = []
     boxes: list[list[str]] = []
-    # Walked without recursion: depth is up to whoever wrote the file.
+    # Walked without recursion: the file decides the depth.
     stack: list[tuple[Iterator[Element], list[str]]] = [(iter(element), main)]
     while stack:
         rest, out = stack[-1]

@@ -35,7 +35,7 @@ for place = 7, #ARGV, 6 do
   put(KEYS[1], KEYS[2], KEYS[3], KEYS[4], side, lane, item, false)
   if name ~= '' then
     take_unique(unique, name)
-    begin_anew(ARGV[4] .. name, ARGV[5], name, is_tracked == '1',
+    restart_record(ARGV[4] .. name, ARGV[5], name, is_tracked == '1',
       {'job_id', id, 'task', task, 'queue', ARGV[6], 'unique', unique}, now)
   end
 end

@@ -46,7 +46,7 @@ for place = 6, #ARGV, 9 do
     if lane ~= '' then redis.call('HSETNX', KEYS[5], 'lanes', 1) end
     if name ~= '' then
       take_unique(unique, name)
-      begin_anew(ARGV[3] .. name, ARGV[4], name, is_tracked == '1',
+      restart_record(ARGV[3] .. name, ARGV[4], name, is_tracked == '1',
         {'job_id', id, 'task', task, 'queue', ARGV[5], 'unique', unique}, now)
     end
     strike(KEYS[1], index)

@@ -6,7 +6,7 @@ local PAST = {'error', 'error_type', 'error_code', 'suggestions', 'traceback', '
 
 -- `fields` are names and values of a record that has to be made. That of a job which is under way
 -- already (queued twice by others) stays as it is.
-local function begin_anew(record, index, id, is_tracked, fields, ms)
+local function restart_record(record, index, id, is_tracked, fields, ms)
   if fault_in('HASH', record) then return end
   local status = status_in(record)
   if (status and LEGAL[status]) or not (status or is_tracked) then return end

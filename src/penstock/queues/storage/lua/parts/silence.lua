@@ -1,6 +1,6 @@
 -- Include: tending
 -- Gives silent workers more time if no worker gave a sign of life within the silence allowed, so that
--- an outage of the server, or of all workers at once, costs nobody its membership.
+-- an outage of the server, or of all workers at once, costs no worker its membership.
 --
 -- If the worker that calls did run meanwhile, the server was away or its clock was set forward: the
 -- others get the time of a whole silence from now. If the caller itself was paused for that long, they

@@ -148,7 +148,7 @@ local function unique_taken(job)
   if wrong then return wrong end
   local holder, by = redis.call('GET', job.unique), redis.call('GET', job.by)
   if by == '!' .. string.sub(job.says, 2, 33) then return {2, job.id, holder or ''} end
-  -- Without a `!` it is one who is at work on it, even if somebody deleted the key.
+  -- Without a `!` it is one who is at work on it, even if the key was deleted.
   local taken = holder or (by and string.sub(by, 1, 1) ~= '!')
   if taken and string.sub(job.says, 1, 1) == '=' then return {2, '', holder or ''} end
 end

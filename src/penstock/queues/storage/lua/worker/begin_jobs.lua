@@ -31,7 +31,7 @@ local function spelled_out(id)
 end
 
 -- The mark outlives the record: a job may wait for longer than a final record is kept. It is removed
--- with the claim. Where there is a live record again, the id was submitted anew, and runs.
+-- with the claim. Where there is a live record again, the id was submitted again, and runs.
 local marks = redis.pcall('SCARD', KEYS[3])
 local has_marks = type(marks) == 'number' and marks > 0
 local function was_cancelled(id, status)

@@ -53,7 +53,7 @@ local fault = has_lanes and (fault_in('LIST', KEYS[4]) or fault_in('ZSET', KEYS[
 for status in pairs(indexes) do fault = fault or fault_in('ZSET', ARGV[3] .. status) end
 if fault then return fault end
 
-local told, unmarked = {}, {}
+local announced, unmarked = {}, {}
 for place = 7, #ARGV, 6 do
   local claim, id, unique, late, seconds, result = unpack(ARGV, place, place + 5)
   claims[#claims + 1] = claim
@@ -80,12 +80,12 @@ for place = 7, #ARGV, 6 do
     over[status][#over[status] + 1] = id
     ends[#ends + 1], ends[#ends + 2] = now, id
     ended[id] = state  -- other programs may give two jobs one id
-    if awaited[place] then told[#told + 1] = id end
+    if awaited[place] then announced[#announced + 1] = id end
   elseif status and LEGAL[status] then  -- its record does not say that it was begun
     close(record, ARGV[3], id, state, now, ARGV[5], nil, at)
   else
     unmarked[#unmarked + 1] = id
-    if status then  -- cancelled before anybody noted that it ran
+    if status then  -- cancelled before it was noted as running
       passed = passed + redis.call('HEXISTS', KEYS[2], claim)
     end
   end
@@ -98,7 +98,7 @@ end
 if ends[1] then redis.call('ZADD', ARGV[3] .. state, unpack(ends)) end
 if state ~= 'passed_over' then sweep(ARGV[3], state, now, ARGV[5]) end
 if unmarked[1] then redis.pcall('SREM', KEYS[7], unpack(unmarked)) end
-if told[1] then announce(ARGV[3], told) end
+if announced[1] then announce(ARGV[3], announced) end
 if held > passed then redis.pcall('HINCRBY', KEYS[6], state, held - passed) end
 if passed > 0 then redis.pcall('HINCRBY', KEYS[6], 'passed_over', passed) end
 return held

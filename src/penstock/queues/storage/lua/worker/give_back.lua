@@ -1,6 +1,6 @@
 -- give_back: return jobs in hand to the front of their lanes, in the order given, not charged.
 --
--- A worker that was given up as dead, and lives, gives back what nobody has returned yet. A job whose
+-- A worker that was given up as dead, and lives, gives back what no other worker has returned. A job whose
 -- lane is not a list stays in hand, and the others go back.
 --
 -- Flags: allow-oom  a full server must drain

@@ -1,7 +1,7 @@
 -- leave_queue: stop being a worker of a queue; what is still in hand is for the others, at once.
 --
--- One that was given up says so as well: if nobody knows any more that it lived, because somebody
--- deleted the keys of the workers, its claims would be nobody's.
+-- A worker that was given up as dead calls it as well: if the keys of the workers were deleted, its
+-- claims would otherwise belong to no known worker.
 --
 -- Flags: allow-oom  a full server must drain
 --

@@ -1,6 +1,6 @@
 -- stop_tending: give up the leases of queues' tender and wake a worker of each, whose process takes over.
 --
--- All leases end before anybody is woken: the first process that looks gets every queue that it serves,
+-- All leases end before a process is woken: the first process that looks gets every queue that it serves,
 -- so that the looks at them stay one command.
 --
 -- Flags: allow-oom  a full server must drain

@@ -1,6 +1,6 @@
 -- sweep_records: forget jobs that have been in a final state for as long as their records are kept.
 --
--- A bounded number per call: whoever gets a number other than 0 may call again.
+-- A bounded number per call: a caller that gets another number than 0 may call again.
 --
 -- Flags: allow-oom  it frees memory
 --
