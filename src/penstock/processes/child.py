@@ -20,6 +20,7 @@ from penstock.processes.in_child import max_rss_kb
 __all__ = ["Child", "Ending", "IdleChildren", "all_gone", "program_of", "signal_name"]
 
 _CHUNK: Final = 1 << 18
+_MOST_CHUNKS: Final = 64
 
 # Where the kernel does not report a child's end we poll: rarely, and often when it is due.
 _POLL_S: Final = 0.5
@@ -182,8 +183,11 @@ class Child(ABC):
             self._next_poll = self._loop.call_later(delay_s, self._check)
 
     def _finish(self, code: int | None, usage: resource.struct_rusage | None) -> None:
-        while self._read():
-            """Receive what it sent before it died."""
+        # Receive what it sent before it died: no more than the socket holds, as a process that it
+        # has started may still write.
+        for _ in range(_MOST_CHUNKS):
+            if not self._read():
+                break
         self._process.returncode = 0 if code is None else code  # Popen need not wait for it
         if self._next_poll is not None:
             self._next_poll.cancel()

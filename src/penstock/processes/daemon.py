@@ -157,8 +157,11 @@ def program_of(module: str) -> str:
 
 
 def command_of(program: str, config: Mapping[str, Any]) -> list[str]:
-    """The command that runs `program`, see `program_of`, in isolated mode."""
-    path = [os.path.abspath(entry) for entry in sys.path]  # noqa: PTH100  "" is this folder
+    """The command that runs `program`, see `program_of`, in isolated mode.
+
+    The present folder is not on its path: it may have been deleted, and a daemon serves others.
+    """
+    path = [os.path.abspath(entry) for entry in sys.path if entry]  # noqa: PTH100
     return [sys.executable, "-I", "-c", program, json.dumps({**config, "path": path})]
 
 

@@ -46,6 +46,7 @@ class FrameBuffer:
         while len(received) - start >= head:
             (length,) = self._header.unpack_from(received, start)
             if self._largest is not None and length > self._largest:
+                received.clear()  # what follows is no frame
                 raise FrameRefused(f"a message of {length} bytes")
             end = start + head + length
             if len(received) < end:

@@ -243,6 +243,13 @@ class Client:
         node = await self._nodes().node(slot)
         return node.shared(role) or await node.wire(role)
 
+    def owes(self, since: float) -> bool:
+        """Whether a call that was made by then, by the loop's time, may still wait for a server.
+
+        Each such wait has a time limit, which is extended while bytes arrive.
+        """
+        return any(node.owes(since) for node in self._made)
+
     async def primaries(self) -> list[Node]:
         """Return every node that takes writes, as the server reports it now."""
         return await self._nodes().primaries()

@@ -106,6 +106,10 @@ class Node:
         wire = self._shared.get(role)
         return wire if wire is not None and wire.alive else None
 
+    def owes(self, since: float) -> bool:
+        """Whether a shared wire is being opened, or owes a reply to a command sent by then."""
+        return self._door.locked() or any(wire.owes(since) for wire in self._shared.values())
+
     async def wire(self, role: Role) -> Wire:
         """Return the role's shared wire, opened if need be. Send nothing that blocks through it."""
         if role is Role.QUEUE:

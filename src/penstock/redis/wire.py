@@ -263,6 +263,10 @@ class Wire(asyncio.Protocol):
         self._buffered = buffered
         return max(self._pending[0].sent_at, self._progress_at)
 
+    def owes(self, since: float) -> bool:
+        """Whether a reply is missing to a command that was sent by then, by the loop's time."""
+        return bool(self._pending) and self._pending[0].sent_at <= since
+
     def finish(self) -> None:
         """Take no more commands, and end when the replies still owed have come."""
         self.alive = False

@@ -29,6 +29,7 @@ class _Watch:
     loop: WatchedLoop | WatchedBlock
     progress: LoopProgress
     quiet_since: float
+    begun_at: float
     beats: int = 0
     cut_at: float | None = None
 
@@ -60,18 +61,22 @@ class Watchdog(Service):
         self._checked_at: float | None = None
         self._watches: list[_Watch] = []
         self._fruitless: dict[str, int] = {}
-        """Restarts since the last beat, by the loop's name."""
+        """Restarts in a row, by the loop's name."""
 
     def loop(self, name: str, body: Body) -> WatchedLoop:
         """A new loop under watch until it has ended; the caller runs it."""
         loop = WatchedLoop(name, body, poll_s=self.poll_s, clock=self._clock)
-        self._watches.append(_Watch(loop, loop.progress, self._clock.monotonic()))
+        self._watch(loop)
         return loop
 
     def add(self, block: WatchedBlock) -> None:
         """Watch a block until it has ended."""
         block.restarts = self._fruitless.get(block.name, 0)
-        self._watches.append(_Watch(block, block.progress, self._clock.monotonic()))
+        self._watch(block)
+
+    def _watch(self, loop: WatchedLoop | WatchedBlock) -> None:
+        now = self._clock.monotonic()
+        self._watches.append(_Watch(loop, loop.progress, now, now))
 
     @property
     def stuck(self) -> tuple[str, ...]:
@@ -110,10 +115,12 @@ class Watchdog(Service):
         progress = watch.loop.progress
         if progress is not watch.progress:
             watch.progress, watch.beats, watch.cut_at = progress, 0, None
-            watch.quiet_since = now
+            watch.quiet_since = watch.begun_at = now
         if progress.beats != watch.beats:
             watch.beats, watch.quiet_since = progress.beats, now
-            self._fruitless.pop(watch.loop.name, None)
+            # Every new life beats at first: one that outlives the patience is well.
+            if watch.cut_at is None and now - watch.begun_at >= self._patience_s(watch):
+                self._fruitless.pop(watch.loop.name, None)
         elif progress.excuse is not None or not watch.loop.alive:
             watch.quiet_since = now
 
@@ -132,11 +139,14 @@ class Watchdog(Service):
             if now - watch.cut_at >= STUCK_AFTER_POLLS * self.poll_s:
                 watch.loop.give_up()
             return
-        quiet_s, fruitless = now - watch.quiet_since, self._fruitless.get(watch.loop.name, 0)
-        patience_s = RESTART_AFTER_POLLS * self.poll_s * 2 ** min(fruitless, MAX_DOUBLINGS)
-        if quiet_s >= patience_s and watch.loop.restart(f"silent for {quiet_s:.1f} s"):
+        quiet_s, name = now - watch.quiet_since, watch.loop.name
+        if quiet_s >= self._patience_s(watch) and watch.loop.restart(f"silent for {quiet_s:.1f} s"):
             watch.cut_at = now
-            self._fruitless[watch.loop.name] = fruitless + 1
+            self._fruitless[name] = self._fruitless.get(name, 0) + 1
+
+    def _patience_s(self, watch: _Watch) -> float:
+        doublings = min(self._fruitless.get(watch.loop.name, 0), MAX_DOUBLINGS)
+        return RESTART_AFTER_POLLS * self.poll_s * 2**doublings
 
     def _fail_if_stuck(self) -> None:
         for watch in self._watches:

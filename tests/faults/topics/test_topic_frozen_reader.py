@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import secrets
 import time
 
 from tests.kit.patience import patient
+from tests.kit.slow_link import slow_link
 
 from penstock import Penstock
 from penstock.redis.wire import Wire
@@ -81,3 +83,36 @@ async def test_a_frozen_read_loop_is_noticed_and_restarted_and_nothing_is_lost(
         await worker.stop()
         assert await running == 0
     assert sorted(handled) == list(range(MESSAGES))
+
+
+async def test_a_read_that_arrives_slowly_is_not_taken_for_a_frozen_one(
+    start_server, namespace, caplog
+):
+    server, handled = start_server(), []
+    large = secrets.token_hex(50_000)
+
+    def settings(url: str) -> Settings:
+        return Settings.load({"url": url, "namespace": namespace, "worker.poll_s": 0.2})
+
+    async with (
+        slow_link(server.port, bytes_per_s=20_000) as url,
+        Penstock(settings=settings(server.url)) as near,
+        Penstock(settings=settings(url)) as app,
+    ):
+        orders = app.topic("orders", partitions=1)
+
+        @orders.subscribe(group="billing")
+        async def bill(order: str) -> None:
+            handled.append(len(order))
+
+        worker = app.worker()
+        running = asyncio.create_task(worker.run())
+        await eventually(worker.readiness)
+        await near.topic("orders", partitions=1).send(large)
+        await eventually(lambda: handled)
+        (consumer,) = worker.work
+        assert consumer.counts.strays == 0
+        await worker.stop()
+        assert await running == 0
+    assert len(handled) == 1
+    assert "restarting it" not in caplog.text

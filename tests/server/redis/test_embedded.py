@@ -171,6 +171,23 @@ def test_any_data_directory_will_do(embed, home, name):
     assert embedded.stop()
 
 
+def test_it_starts_from_a_working_directory_that_was_deleted(home, tmp_path):
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    program = f"import os; os.rmdir({str(gone)!r})\n{USER}"
+    user = subprocess.run(
+        [sys.executable, "-c", program],
+        cwd=gone,
+        input="",
+        capture_output=True,
+        text=True,
+        check=False,
+        env=os.environ | {"PENSTOCK_HOME": str(home), "PENSTOCK_EMBEDDED_LINGER_S": str(LINGER_S)},
+    )
+    assert (user.returncode, user.stderr) == (0, "")
+    assert all_gone(home)
+
+
 def test_a_path_too_long_for_a_socket_leads_every_process_to_the_same_server(embed, home):
     long = home / ("x" * 150)
     embedded = embed(long)

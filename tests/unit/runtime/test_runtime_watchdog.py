@@ -25,11 +25,15 @@ class Reader:
         self.lives = 0
         self.reads = 0
         self.frozen = False
+        self.beats_first = False
+        """Whether a life beats at its beginning, even one that is frozen."""
         self.frozen_life = 0
         self.error: Exception | None = None
 
     async def __call__(self, progress: LoopProgress) -> None:
         self.lives += 1
+        if self.beats_first:
+            progress.beat()
         while not progress.stopping:
             if self.error is not None:
                 raise self.error
@@ -105,10 +109,12 @@ async def test_a_frozen_loop_is_not_ready_within_two_polls_and_is_restarted_and_
     assert "Reader.__call__" in warning.getMessage()
 
 
+@pytest.mark.parametrize("beats_first", [False, True])
 async def test_a_loop_that_stays_frozen_is_restarted_with_growing_patience(
-    watchdog, clock, reader
+    watchdog, clock, reader, beats_first
 ) -> None:
     loop = watchdog.loop("orders", reader)
+    reader.beats_first = beats_first
 
     async def act() -> None:
         reader.frozen = True

@@ -63,6 +63,7 @@ NOT_BLOCKING = {
         "lease",
         "dedicated",
         "wire",
+        "owes",
         "primaries",
         "redis_py",
         "run_script",

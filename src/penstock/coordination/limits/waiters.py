@@ -65,8 +65,7 @@ class LimitWaiters:
 
     async def close(self) -> None:
         """Refuse all callers with `NotOpen`."""
-        for waiters in list(self._by_key.values()):
-            await waiters.close()
+        await asyncio.gather(*(waiters.close() for waiters in self._by_key.values()))
         await self._returns.close()
 
     def wait(

@@ -137,8 +137,9 @@ class _Server:
     def serve(self) -> Never:
         setup: ChildSetup = pickle.loads(self._receive())  # noqa: S301  from our parent
         sys.argv = setup.argv
-        if setup.memory_mb is not None:
-            limit(resource.RLIMIT_AS, setup.memory_mb << 20, hard=False)
+        memory_mb = setup.memory_mb
+        if memory_mb is not None and not limit(resource.RLIMIT_AS, memory_mb << 20, hard=False):
+            sys.exit(f"the system does not accept a memory limit of {memory_mb} MiB")
         # Includes the parent's own peak, which Linux hands down to whom it starts.
         inherited_kb = max_rss_kb(resource.getrusage(resource.RUSAGE_SELF))
         self.send(READY, pickle.dumps(inherited_kb))

@@ -195,6 +195,8 @@ class ClaimedJobs:
         """Claims that are done, to be acknowledged with the next call."""
         self.ended: list[JobEnd] = []
         """Jobs with records or unique keys that have ended: see `job_ends.flush_ended`."""
+        self.when_step: Callable[[], None] = lambda: None
+        """Called when a step of a call has ended, well or not: a call may have several."""
         self.has_cancelled = False
         """Whether jobs on the lists were cancelled."""
         self.meets_suspects = False
@@ -278,6 +280,7 @@ class ClaimedJobs:
             raise
         finally:
             self._under_way.remove(numbers)
+        self.when_step()
         if reply is None:
             self.refused(len(done))
             return []
@@ -361,6 +364,7 @@ class ClaimedJobs:
             client, key = self.membership.client, self.keys.claimed(self.worker)
             before, under_way, next_number = set(self.jobs), list(self._under_way), self._first
             names, unknown = await client.call("HKEYS", key), list[bytes]()
+            self.when_step()
             self._doubt = False
             for name in names:
                 claim, number = claim_text(name), claim_number(name)
@@ -371,6 +375,7 @@ class ClaimedJobs:
             known = len(self._found)
             try:
                 async for name, data in read_jobs(client, key, unknown):
+                    self.when_step()
                     claim = claim_text(name)
                     job = ClaimedJob(self, claim, read_item(data, self.codec))
                     self.jobs[claim] = job
@@ -492,6 +497,7 @@ class ClaimedJobs:
         """
 
         def note(error: ServerError) -> None:
+            self.when_step()
             quiet.warning(
                 f"{self.keys.queue} {what} {type(error).__name__}",
                 "queue %s: %s: %s; trying again",
@@ -500,14 +506,20 @@ class ClaimedJobs:
                 error,
             )
 
-        return await repeat_until_known(
-            call,
-            within_s=math.inf,
-            insist=True,
-            unless=lambda: self.membership.gives_up_calls,
-            pause_s=retry_delay_s,
-            when_failed=note,
-        )
+        try:
+            return await repeat_until_known(
+                call,
+                within_s=math.inf,
+                insist=True,
+                unless=lambda: self.membership.gives_up_calls,
+                pause_s=retry_delay_s,
+                when_failed=note,
+            )
+        except OutcomeUnknown as doubt:
+            refusal = doubt.__cause__
+            if isinstance(refusal, ServerError) and not refusal.transient:
+                raise refusal from None  # the member has to end: no repetition helps
+            raise
 
     def expect_due(self, wait_s: float) -> None:
         """Claim when a job is due that waits so shortly that the tender may not notice."""

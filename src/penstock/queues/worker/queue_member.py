@@ -8,7 +8,9 @@ import math
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, NamedTuple
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 from penstock.errors import PenstockError, Rejected, ServerError
 from penstock.queues.storage.scripts import BeginVerdict
@@ -51,11 +53,21 @@ _MOST_CALLS = 4
 _ACKNOWLEDGE_WITHIN_S = 0.02
 
 
-class _Call(NamedTuple):
+# What a call sends within this time after a step belongs to it, as far as can be known.
+_SENT_WITHIN_S = 0.1
+
+
+@dataclass(slots=True)
+class _Call:
     """A claim under way."""
 
     most: int
-    since: float
+    step_at: float
+    """When its present step began, by the loop's time."""
+    at_gate: bool = False
+
+
+_call_of_task: ContextVar[_Call | None] = ContextVar("call of a queue's member", default=None)
 
 
 class _ClaimPace:
@@ -137,7 +149,8 @@ class QueueMember:
         self._group: asyncio.TaskGroup | None = None
         self._calls: dict[asyncio.Task[None], _Call] = {}
         """Claims without a reply yet, the oldest first."""
-        # A reply comes within the client's timeout: a call that waits for longer is frozen.
+        claims.when_step = self._note_step
+        # A step that takes longer, without a reply that is due, is frozen.
         self._overdue_s = settings.timeouts.command_s + settings.worker.poll_s
         self._asked = 0
         """How many jobs they may bring."""
@@ -205,7 +218,8 @@ class QueueMember:
             )
         ]
         try:
-            await group.create_task(self._claim_until_stopped(), name=f"{name} claims")
+            claiming = self._guarded(self._claim_until_stopped())
+            await group.create_task(claiming, name=f"{name} claims")
             self._raise_failure()
             await self._rely_on_others()
             await self._drain()
@@ -276,24 +290,37 @@ class QueueMember:
     async def _claim_jobs(self, progress: LoopProgress) -> None:
         """Supply the slots, with several calls under way if that takes it."""
         while self._is_claiming:
-            if not self._is_overdue():
-                progress.beat()
             if self.slots.is_stuck:
-                await self._give_back_unbegun()  # others may have places for them
+                with progress.waiting("jobs to be given back"):
+                    await self._give_back_unbegun()  # others may have places for them
             if self._supply():
                 continue
-            if self._calls:
+            if self._is_overdue():
                 await self._rest()
             else:
-                with progress.waiting("jobs, or room for more", self._has_no_call):
+                progress.beat()
+                with progress.waiting("jobs, room for more, or a reply", self._has_no_frozen_call):
                     await self._rest()
 
     def _is_overdue(self) -> bool:
-        calls = self._calls
-        return bool(calls) and time.monotonic() - next(iter(calls.values())).since > self._overdue_s
+        before = asyncio.get_running_loop().time() - self._overdue_s
+        return any(call.step_at < before and self._is_frozen(call) for call in self._calls.values())
 
-    def _has_no_call(self) -> bool:
-        return not self._calls
+    def _has_no_frozen_call(self) -> bool:
+        return not any(map(self._is_frozen, self._calls.values()))
+
+    def _is_frozen(self, call: _Call) -> bool:
+        """Whether a call waits for something that may never come.
+
+        A gate may take any time, and replies have time limits of their own, which a slow link
+        extends.
+        """
+        return not (call.at_gate or self._membership.client.owes(call.step_at + _SENT_WITHIN_S))
+
+    def _note_step(self) -> None:
+        """Note in the call of this task that a step of it has ended."""
+        if (call := _call_of_task.get()) is not None:
+            call.step_at = asyncio.get_running_loop().time()
 
     async def _cancel_calls(self) -> None:
         calls = list(self._calls)
@@ -309,13 +336,13 @@ class QueueMember:
         most = self._next_claim() if self._is_claiming else None
         if most is None or self._group is None:
             return False
-        now = time.monotonic()
         self._asked += most
-        self._pace.acknowledge_at = now + _ACKNOWLEDGE_WITHIN_S
+        self._pace.acknowledge_at = time.monotonic() + _ACKNOWLEDGE_WITHIN_S
         if most:
             self.slots.exclusive.begin_reading()
+        call = _Call(most, asyncio.get_running_loop().time())
         name = f"queue {self._queue.name} claim"
-        self._calls[self._group.create_task(self._call(most), name=name)] = _Call(most, now)
+        self._calls[self._group.create_task(self._call(call), name=name)] = call
         return True
 
     def _forget(self, task: asyncio.Task[None] | None) -> None:
@@ -349,9 +376,10 @@ class QueueMember:
             return min(wanted, prefetch)
         return None
 
-    async def _call(self, most: int) -> None:
+    async def _call(self, call: _Call) -> None:
+        _call_of_task.set(call)
         try:
-            await self._claim(most)
+            await self._claim(call)
             self._pace.failures = 0
             self.trouble = None
         except ServerError as error:
@@ -365,11 +393,15 @@ class QueueMember:
         finally:
             self._forget(asyncio.current_task())
 
-    async def _claim(self, wanted: int) -> None:
+    async def _claim(self, call: _Call) -> None:
         gate, wakes, claims = self._queue.options.gate, self._pace.wakes, self._claims
-        granted, retry_after_s = wanted, 0.0
+        wanted, retry_after_s = call.most, 0.0
+        granted = wanted
         if gate is not None and wanted:
+            call.at_gate = True
             admission = await gate.admit(self._queue.name, wanted)
+            call.at_gate = False
+            self._note_step()
             granted, retry_after_s = min(wanted, admission.granted), admission.retry_after_s
         try:
             jobs = await claims.claim(granted)
@@ -378,11 +410,14 @@ class QueueMember:
             raise
         has_more = claims.has_more
         try:
+            call.at_gate = gate is not None
             await self._return_permits(gate, granted - len(jobs))
+            call.at_gate = False
             if jobs:
+                self._note_step()
                 await self._accept(jobs)
-        except asyncio.CancelledError:  # by the watchdog
-            claims.claim_again(jobs)
+        except BaseException:  # of the watchdog, or of a call that was refused
+            claims.claim_again([job for job in jobs if job.claim in claims.jobs])
             raise
         self._pace.gate_asked(granted_nothing=retry_after_s > 0 and not jobs)
         if len(jobs) == granted < wanted and retry_after_s > 0:
@@ -566,12 +601,7 @@ class QueueMember:
                     await self._news.wait()
 
     async def _give_back_unbegun(self) -> None:
-        jobs = self.slots.take_back()
-        try:
-            await self._claims.give_back(jobs)
-        except asyncio.CancelledError:
-            self.slots.put(jobs)
-            raise
+        await self._claims.give_back(self.slots.take_back())
 
     async def _cut_short(self) -> None:
         """Report what is done; what was cut runs elsewhere, and is not charged for it."""

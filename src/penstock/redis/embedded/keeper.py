@@ -35,6 +35,10 @@ from typing import Any
 from penstock.processes.daemon import Daemon, open_lock, run_daemon, try_lock
 from penstock.processes.in_child import signal_at_parents_end
 
+if sys.platform == "linux":
+    # Children need it before they start the server, also when Python was removed meanwhile.
+    import ctypes  # noqa: F401  # pyright: ignore[reportUnusedImport]
+
 BEGINNING = "keeper begins"
 """First line of each keeper in the log."""
 GIVING_UP = "keeper gives up"

@@ -338,9 +338,12 @@ class Consumer(Service):
                 for helper in (*helpers, lost):
                     helper.cancel()
         finally:
-            if owned.group_missing:
+            was_missing = owned.group_missing
+            if was_missing:
                 self._assignment.register_again()
             await self._give_up(owned, reader)
+            if owned.group_missing and not was_missing:
+                self._assignment.register_again()
 
     async def _give_up(self, owned: OwnedPartition, reader: Reader) -> None:
         """Acknowledge what is done, uncharge what was not begun, and release the partition."""
@@ -362,7 +365,7 @@ class Consumer(Service):
             logger.warning("%s: %s: %s", owned, why, error or "no answer")
         finally:
             self._runner.forget(owned)
-            owned.budget.drop(owned.budget.buffered)
+            owned.give_up()
             del self._serving[owned]
             self._assignment.forget(owned)
             reader.remove(owned)

@@ -163,6 +163,7 @@ class OwnedPartition:
         self._acking = asyncio.Lock()
         self._ack_wanted, self._arrived = asyncio.Event(), asyncio.Event()
         self._renewed, self._stray_check = asyncio.Event(), asyncio.Event()
+        self._given_up = False
         self._lost = asyncio.Event()
 
     def __repr__(self) -> str:
@@ -202,6 +203,11 @@ class OwnedPartition:
         if not self.closing:
             self._enter(PartitionState.CLOSING)
 
+    def give_up(self) -> None:
+        """Keep nothing more: its share of the budget is free again."""
+        self._given_up = True
+        self.budget.drop(self.budget.buffered)
+
     def lose(self) -> None:
         """Another consumer owns the partition, or it is gone."""
         if self.state < PartitionState.RELEASED:  # a renewal after the release is stale as well
@@ -239,6 +245,8 @@ class OwnedPartition:
 
     def put(self, chunk: list[Item], size: int | None = None) -> None:
         """Queue messages of `size` bytes that were read."""
+        if self._given_up:
+            return  # the reply came too late: the next owner finds them pending
         self.budget.read(len(chunk), _size_of(chunk) if size is None else size)
         self._queue.append(chunk)
         self._arrived.set()
@@ -492,8 +500,10 @@ class OwnedPartition:
             except LeaseLost:
                 self._counts.refused += 1
                 self.lose()
+                return None  # also after the release, which is no loss
             except TopicMissing:
                 self.lose()
+                return None
             else:
                 if failures:
                     self.trouble = None

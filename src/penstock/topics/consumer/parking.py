@@ -220,8 +220,7 @@ class Parking:
         async with self._calling:
             ids = list(self._delivered)
             await self._owned.park(ids)
-            for id_ in ids:
-                self._delivered.pop(id_, None)
+            self._forget_deliveries(ids)
 
     # ---- out
 
@@ -230,8 +229,7 @@ class Parking:
         async with self._calling:
             ids = parked.next_ids(min(_PAGE, self._owned.budget.fitting(_PAGE_BYTES)))
             items = await (self._attempted if ids[0] in parked.charged else self._fresh)(ids)
-            for id_ in ids:
-                self._delivered.pop(id_, None)
+            self._forget_deliveries(ids)
         parked.remove_first(len(ids))
         self.count -= len(ids)
         backlog.first = items[0] if items else None
@@ -241,6 +239,12 @@ class Parking:
             del self.backlogs[backlog]
             self._owned.take_back(items)
         return len(ids) - len(items)
+
+    def _forget_deliveries(self, ids: list[bytes]) -> None:
+        """The server has noted them, unless the partition is lost: then they are uncharged."""
+        if not self._owned.lost:
+            for id_ in ids:
+                self._delivered.pop(id_, None)
 
     async def _attempted(self, ids: list[bytes]) -> list[Item]:
         return [

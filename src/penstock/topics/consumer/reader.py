@@ -7,7 +7,7 @@ import logging
 import math
 import time
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, AsyncExitStack, nullcontext, suppress
+from contextlib import AbstractContextManager, AsyncExitStack, suppress
 
 from penstock.delivery.message_sizes import entries_bytes
 from penstock.delivery.queries import is_wrong_type
@@ -213,8 +213,16 @@ class Reader:
         self._asked, self.begun = partitions, True
         began, received, limit_s = time.monotonic(), wire.received, block_s + self._margin_s
         is_long = limit_s > _UNEXCUSED_POLLS * self._poll_s
+        now = asyncio.get_running_loop().time
+
+        def may_come() -> bool:
+            """Whether the reply is not overdue: bytes that arrive extend the wire's time limit."""
+            since = wire.quiet_since
+            is_excused = is_long or wire.received > received
+            return is_excused and since is not None and now() < since + limit_s
+
         try:
-            with self._excused(progress, "messages", limit_s) if is_long else nullcontext():
+            with progress.waiting("messages", may_come):
                 reply = await wire.call(*command, timeout_s=limit_s)
             took_s = time.monotonic() - began
             self._deliver(reply or (), partitions, wire.received - received)

@@ -65,7 +65,8 @@ def allow_cpu(seconds: int) -> None:
     """Allow this much more processor time; beyond it the process is ended by SIGXCPU."""
     used = resource.getrusage(resource.RUSAGE_SELF)
     soft = int(used.ru_utime + used.ru_stime) + 1 + seconds
-    limit(resource.RLIMIT_CPU, soft, hard=False)
+    if not limit(resource.RLIMIT_CPU, soft, hard=False):
+        sys.exit("the system does not accept a limit of processor time")
 
 
 def _address_space() -> int:
