@@ -180,8 +180,8 @@ class Wire(asyncio.Protocol):
         """Send `commands` and return the future of their replies, without waiting for the socket.
 
         Every command has its own end in the list: a reply, the server's refusal, `OutcomeUnknown`
-        if the connection ended before its reply came, `Unreachable` if it never left. Whoever sends
-        a lot awaits `writable()` in between.
+        if the connection ended before its reply came, `Unreachable` if it never left. A
+        caller that sends a lot awaits `writable()` in between.
         """
         if not all(commands):
             raise ValueError("an empty command would get no reply")

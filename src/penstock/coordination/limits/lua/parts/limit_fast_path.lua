@@ -1,5 +1,5 @@
 -- The commonest question, answered in the fewest steps: some permits at once or not at all, while
--- nobody waits, there is no penalty and no word of the provider, nothing leaves a log and all windows
+-- no caller waits, there is no penalty and no word of the provider, nothing leaves a log and all windows
 -- have room. Whatever is otherwise is left to what follows. The compact algorithm always is.
 
 if algorithm == state[1] and algorithm ~= 'compact' and state[7] == 0 and state[5] <= now
