@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Coroutine
-from contextlib import AbstractAsyncContextManager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Unpack
 
@@ -53,10 +53,14 @@ class Coordination:
     async def close_coordination(self) -> None:
         """End what runs in the background: waiting callers, feeds, wakeups, renewals."""
         waited_for = (*self._limits.values(), *self._slots)
-        await asyncio.gather(*(one.close() for one in waited_for))
-        for part in (self._hub, self._wakeups, self._leases):
-            if part is not None:
-                await part.close()
+        async with AsyncExitStack() as parts:  # closed from the last to the first, whatever fails
+            for part in (self._leases, self._wakeups, self._hub):
+                if part is not None:
+                    parts.push_async_callback(part.close)
+            closing = (one.close() for one in waited_for)
+            for failure in await asyncio.gather(*closing, return_exceptions=True):
+                if failure is not None:
+                    raise failure
 
     # ---- once
 

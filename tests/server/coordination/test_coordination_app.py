@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 
+import pytest
 from tests.kit.patience import patient
 
 from penstock.queues.storage.keys import QueueKeys
@@ -96,3 +98,24 @@ async def test_a_worker_without_windows_closes_what_others_have_left_open(workpl
         )
 
     await eventually(is_queued)
+
+
+async def test_what_fails_to_close_leaves_nothing_else_open(app, monkeypatch):
+    closed = []
+
+    async def fail():
+        raise RuntimeError("it does not close")
+
+    async def close(part):
+        closed.append(part)
+
+    limit, slots = app.limit("closing", "5/min"), app.slots("closing", 1)
+    monkeypatch.setattr(limit, "close", fail)
+    for name in ("wakeups", "leases"):
+        part = getattr(app, name)
+        monkeypatch.setattr(part, "close", partial(close, name))
+    monkeypatch.setattr(slots, "close", partial(close, "slots"))
+    with pytest.raises(RuntimeError, match="does not close"):
+        await app.close_coordination()
+    assert closed == ["slots", "wakeups", "leases"]
+    monkeypatch.undo()
