@@ -26,6 +26,7 @@ if TYPE_CHECKING:
         SendBatchFailed,
         ServerError,
         SlotsTaken,
+        TooMany,
         TopicMissing,
         Unreachable,
     )
@@ -51,7 +52,8 @@ else:
             "errors": (
                 "ConfigError DecodeError EncodeError JobFailed JobMissing LimitReached "
                 "NotOpen Outcome OutcomeUnknown PenstockError QueueFull Rejected "
-                "SendBatchFailed ServerError SlotsTaken TopicMissing Unreachable"
+                "SendBatchFailed ServerError SlotsTaken TooMany TopicMissing "
+                "Unreachable"
             ),
             "queues": "Isolation Job JobContext Queue QueueAddResult Task block current_job",
             "settings": "Settings",
@@ -98,6 +100,7 @@ __all__ = [
     "OutcomeUnknown",
     "Outcome",
     "SendBatchFailed",
+    "TooMany",
     "TopicMissing",
     "QueueFull",
     "JobMissing",

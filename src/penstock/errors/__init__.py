@@ -49,6 +49,7 @@ PenstockError
 │       ├── RagMissing        no RAG of this name is configured
 │       └── ConfigurationWrong  `client.yaml` or a RAG's file cannot be used
 ├── SendBatchFailed           not every message of a batch is confirmed; see `outcomes`
+├── TooMany                   a setting allows no more of them; nothing was stored
 ├── NotOpen                   used before it was opened, after it was closed, or in a forked child
 └── ServerError               a command was not confirmed; see `outcome`
     ├── OutcomeUnknown        sent, but not confirmed: it may have happened

@@ -17,6 +17,7 @@ __all__ = [
     "SendBatchFailed",
     "SettingError",
     "StartFailed",
+    "TooMany",
 ]
 
 _SHOWN_NAME = 60
@@ -120,6 +121,23 @@ class SendBatchFailed(PenstockError):
         first = f"; the first of the others: {failed[0]}" if failed else ""
         stored = len(self.outcomes) - len(failed)
         return f"{stored} of {len(self.outcomes)} messages are confirmed{first}"
+
+
+class TooMany(PenstockError):
+    """A setting allows no more of them: no new one was made, existing ones work on.
+
+    `what` names what is counted, `limit` is the maximum and `setting` what sets it.
+    """
+
+    def __init__(self, what: str, limit: int, setting: str) -> None:
+        super().__init__(what, limit, setting)
+        self.what, self.limit, self.setting = what, limit, setting
+
+    def __str__(self) -> str:
+        return (
+            f"at most {self.limit} {self.what} are allowed: end or delete some, "
+            f"or raise the setting {self.setting}"
+        )
 
 
 class NotOpen(PenstockError):

@@ -8,6 +8,7 @@ import pytest
 
 from penstock import errors
 from penstock.errors import Outcome, OutcomeUnknown, PenstockError, Rejected, ServerError
+from penstock.interfaces.cli.output import ExitCode, exit_code
 
 CLASSES = [
     member
@@ -66,6 +67,7 @@ def test_an_unknown_outcome_is_not_a_rejection():
         errors.InvalidName("topic", "a:b", "':' is not allowed"),
         errors.DecodeError("not JSON", b"\xff"),
         errors.OutOfMemory("OOM command not allowed"),
+        errors.TooMany("feeds", 10, "feeds.most"),
     ],
     ids=lambda error: type(error).__name__,
 )
@@ -85,3 +87,11 @@ def test_a_decode_error_keeps_the_bytes_but_shows_them_nowhere():
     error = errors.InflationRefused("too large", b"canary-4711")
     assert error.raw == b"canary-4711"
     assert "canary" not in f"{error} {error!r}"
+
+
+def test_too_many_says_what_is_limited_and_by_which_setting():
+    error = errors.TooMany("feeds", 10, "feeds.most")
+    assert (error.what, error.limit, error.setting) == ("feeds", 10, "feeds.most")
+    assert "at most 10 feeds" in str(error)
+    assert "feeds.most" in str(error)
+    assert exit_code(error) is ExitCode.FOUND

@@ -29,6 +29,7 @@ from penstock.errors import (
     StillLoading,
     StoreAway,
     StoreMismatch,
+    TooMany,
     TopicError,
     Unreachable,
 )
@@ -80,6 +81,7 @@ _CODES = (
             InvalidName,
             QueueError,
             StoreMismatch,
+            TooMany,
             TopicError,
         ),
         ExitCode.FOUND,
