@@ -78,7 +78,7 @@ async def test_what_any_program_pushes_on_a_cluster_is_handled(workplace, app, c
     async def detect(job: dict) -> None:
         seen.append(job)
 
-    key = f"{namespace}:{{detection_queue}}"
+    key = f"{namespace}::{{detection_queue}}"
     assert app.queue("detection_queue").keyring.waiting == key
     await workplace.start(app)
     cluster.primary_of(cluster.slot_of(key)).command("RPUSH", key, '{"camera_id":"front_door"}')

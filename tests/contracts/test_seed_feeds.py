@@ -141,18 +141,18 @@ async def test_the_repeat_of_an_event_is_not_heard_twice(own_server):
 async def test_a_namespace_stands_before_the_channel_as_before_every_key(own_server):
     async with (
         program(own_server.url, "hsi") as opened,
-        subscribed(own_server, "hsi:system_status") as pubsub,
+        subscribed(own_server, "hsi::system_status") as pubsub,
     ):
         await opened.feed("status").publish("status", {}, mirror=SYSTEM_STATUS)
-        assert await heard(pubsub) == ("hsi:system_status", '{"type":"status","data":{}}')
+        assert await heard(pubsub) == ("hsi::system_status", '{"type":"status","data":{}}')
 
 
 async def test_on_a_cluster_a_listener_hears_it_on_any_node(cluster, namespace):
     async with program(cluster.url, namespace) as opened:
         for node in cluster.living[:3]:
-            async with subscribed(node, f"{namespace}:security_events") as pubsub:
+            async with subscribed(node, f"{namespace}::security_events") as pubsub:
                 await opened.feed("events").publish("event", {"id": 1}, mirror=SECURITY_EVENTS)
-                assert (await heard(pubsub))[0] == f"{namespace}:security_events"
+                assert (await heard(pubsub))[0] == f"{namespace}::security_events"
 
 
 def test_ids_of_uploads_cannot_reach_into_other_channels():

@@ -26,7 +26,7 @@ def unaccounted(place: ServerProcess | ClusterProcess, namespace: str) -> list[s
 def dumped(server: ServerProcess, namespace: str) -> dict[str, bytes]:
     """Each key of a namespace with all that is in it."""
     with server.connect() as redis:
-        keys = sorted(redis.call("KEYS", f"{namespace}:*"))
+        keys = sorted(redis.call("KEYS", f"{namespace}::*"))
         return {key: redis.call("DUMP", key) for key in keys}
 
 
@@ -36,7 +36,7 @@ def _nodes(place: ServerProcess | ClusterProcess) -> list[ServerProcess]:
 
 def _judged(node: ServerProcess, namespace: str) -> Iterator[tuple[str, str]]:
     with Redis(unix_socket_path=node.socket_path) as redis:
-        names = [name.decode() for name in redis.scan_iter(f"{namespace}:*", count=1000)]
+        names = [name.decode() for name in redis.scan_iter(f"{namespace}::*", count=1000)]
         for name in names:
             pipe = redis.pipeline(transaction=False)
             pipe.type(name).pttl(name)

@@ -10,6 +10,7 @@ import msgspec
 
 from penstock.clock import SYSTEM_CLOCK, Clock
 from penstock.errors import ServerError
+from penstock.inspector.former_namespace import find_former
 from penstock.inspector.key_scan import ScannedKey, is_guess, registered_queues, scan_keys
 from penstock.redis.client import Client
 from penstock.redis.connector import parse_version
@@ -56,7 +57,7 @@ class Diagnosis(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def diagnose(client: Client, *, clock: Clock = SYSTEM_CLOCK) -> Diagnosis:
-    """Check every primary node. Reads up to MOST_SCANNED keys of each for orphans."""
+    """Check every primary node. Reads the names of up to MOST_SCANNED keys of each."""
     health = await check_health(client)
     findings = [
         Finding(check="health", level="failure", message=reason)
@@ -79,6 +80,7 @@ async def _judge(client: Client, node: Node, clock: Clock) -> list[Finding]:
             *_judge_persistence(info, await _setting(node, "save")),
             *await _judge_clock(node, clock),
             *await _judge_keys(client, node),
+            *await _judge_namespace(client, node),
         ]
     except ServerError as error:
         findings = [Finding(check="access", level="failure", message=str(error))]
@@ -209,6 +211,29 @@ async def _judge_keys(client: Client, node: Node) -> list[Finding]:
             level="failure",
             message=f"{len(orphans)} orphaned keys: {shown}{more}",
             fix=f"see `penstock repair`; or inspect each, then UNLINK {first}",
+        )
+    ]
+
+
+async def _judge_namespace(client: Client, node: Node) -> list[Finding]:
+    """Find keys that an earlier version, or a program that pushes to it, stored under one colon."""
+    found: list[str] = []
+    scanned = 0
+    async for count, page in find_former(client, node):
+        scanned += count
+        found += page
+        if scanned >= MOST_SCANNED:
+            break
+    if not found:
+        return []
+    shown = ", ".join(found[:_MOST_ORPHANS_SHOWN])
+    return [
+        Finding(
+            check="namespace",
+            level="warning",
+            message=f"{len(found)} keys of namespace {client.keys.namespace!r} have names of an "
+            f"earlier version, with one colon after it, and are not used: {shown}",
+            fix="stop what writes them, then penstock repair --rename-namespace",
         )
     ]
 

@@ -6,11 +6,12 @@ import asyncio
 from collections.abc import AsyncIterator
 from typing import Final, NamedTuple, cast
 
-from penstock.errors import CommandRefused
+from penstock.errors import CommandRefused, PermissionRefused
 from penstock.inspector.key_contract import read_key
 from penstock.queues.storage.keys import QueuesKeys
 from penstock.redis.client import Client
 from penstock.redis.keys.reading import KeyRead
+from penstock.redis.keys.space import KeySpace
 from penstock.redis.node import Node, Role
 
 __all__ = ["ScannedKey", "is_guess", "registered_queues", "scan_keys"]
@@ -65,10 +66,14 @@ def is_guess(read: KeyRead, queues: set[str]) -> bool:
     return read.family.name in _GUESSED and read.arguments["queue"] not in queues
 
 
-async def registered_queues(client: Client) -> set[str]:
-    """Names of registered queues; empty if the registry has the wrong type."""
+async def registered_queues(client: Client, space: KeySpace | None = None) -> set[str]:
+    """Names of registered queues; empty if the registry has the wrong type.
+
+    Empty, too, if this user may not read those of another `space`.
+    """
+    registry = QueuesKeys.of(space or client.keys).registry
     try:
-        names = await client.call("SMEMBERS", QueuesKeys.of(client.keys).registry)
-    except CommandRefused:
+        names = await client.call("SMEMBERS", registry)
+    except (CommandRefused, PermissionRefused):
         return set()
     return {name.decode(errors="replace") for name in cast("list[bytes]", names)}

@@ -11,6 +11,7 @@ import msgspec
 from penstock.delivery.foreign_keys import ForeignKey, delete_key, rename_key
 from penstock.delivery.queries import is_wrong_type, text
 from penstock.errors import CommandRefused, CoordinationError, InvalidItem
+from penstock.inspector.former_namespace import rename_former
 from penstock.inspector.key_contract import read_key
 from penstock.inspector.key_scan import is_guess, registered_queues, scan_keys
 from penstock.inspector.registries import KINDS, REGISTRIES, Kind, Registry, faults_among
@@ -141,6 +142,17 @@ class Repairs:
         found = await self._foreign(key)
         await delete_key(self._client, found, CoordinationError)
         logger.warning("deleted: %s", found)
+
+    async def rename_namespace(self) -> int:
+        """Rename keys that earlier versions stored as `hsi:…` to `hsi::…`; how many there were.
+
+        For a server on which every worker and producer of the earlier version has stopped:
+        CoordinationError while one of its workers is alive, or if a new name is taken already. May
+        be repeated. It scans all keys of the server.
+        """
+        renamed = await rename_former(self._client)
+        logger.warning("renamed %d keys of an earlier version", renamed)
+        return renamed
 
     # --- inside
 

@@ -20,3 +20,4 @@ class Repairs(Sibling[asynchronous.Repairs]):
     keys = Blocking(asynchronous.Repairs.keys)
     rename_key = Blocking(asynchronous.Repairs.rename_key)
     delete_key = Blocking(asynchronous.Repairs.delete_key)
+    rename_namespace = Blocking(asynchronous.Repairs.rename_namespace)

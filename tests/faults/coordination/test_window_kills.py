@@ -161,8 +161,8 @@ async def test_nothing_of_an_open_batch_expires_while_nobody_looks(make_window_c
     crew = make_window_crew(valkey_server, keys=1, items=0)
     async with crew:
         await crew.window.add("a", 1, id="one")
-        keys = await crew.app.redis.call("KEYS", f"{crew.app.settings.namespace}:*")
+        keys = await crew.app.redis.call("KEYS", f"{crew.app.settings.namespace}::*")
         ttls = {key: await crew.app.redis.call("PTTL", key) for key in keys}
     assert {key for key, ttl in ttls.items() if ttl != -1} == {
-        f"{crew.app.settings.namespace}:batch:gather%1Fa:seen".encode()
+        f"{crew.app.settings.namespace}::batch:gather%1Fa:seen".encode()
     }

@@ -41,7 +41,7 @@ class Desk:
 
     async def stored(self) -> dict[bytes, Any]:
         """Everything in the namespace, byte by byte."""
-        pattern = f"{self.client.settings.namespace}:*"
+        pattern = f"{self.client.settings.namespace}::*"
         keys = sorted(await self.client.call("KEYS", pattern))
         dumps = await self.client.pipeline([("DUMP", key) for key in keys])
         return dict(zip(keys, dumps, strict=True))

@@ -318,7 +318,7 @@ class WindowMachine(RuleBasedStateMachine):
                 ("LRANGE", keyring.list_of("high"), 0, -1),
                 ("LLEN", keyring.overflow),
                 ("ZRANGE", place.index.due, 0, -1, "WITHSCORES"),
-                ("KEYS", f"{self.app.settings.namespace}:batch:*"),
+                ("KEYS", f"{self.app.settings.namespace}::batch:*"),
                 ("XRANGE", place.index.events, f"({self.told}-0", "+"),
                 *(("GET", place.current(window)) for window in windows),
             ]

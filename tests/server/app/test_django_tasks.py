@@ -89,7 +89,7 @@ class TestSending:
     def test_code_that_does_not_await_queues_as_well(self, project, valkey_server, namespace):
         result = add.enqueue(1)
         assert add.get_result(result.id).status == READY
-        assert valkey_server.command("LLEN", f"{namespace}:default") == 1
+        assert valkey_server.command("LLEN", f"{namespace}::default") == 1
 
     async def test_arguments_that_are_no_json_are_refused_and_nothing_is_queued(self, app):
         with pytest.raises(TypeError):
@@ -135,11 +135,11 @@ class TestSending:
             with transaction.atomic():
                 transaction.on_commit(lambda: add.enqueue(1))
                 transaction.set_rollback(True)
-            assert valkey_server.command("LLEN", f"{namespace}:default") == 0
+            assert valkey_server.command("LLEN", f"{namespace}::default") == 0
             with transaction.atomic():
                 transaction.on_commit(lambda: add.enqueue(1))
-                assert valkey_server.command("LLEN", f"{namespace}:default") == 0
-            assert valkey_server.command("LLEN", f"{namespace}:default") == 1
+                assert valkey_server.command("LLEN", f"{namespace}::default") == 0
+            assert valkey_server.command("LLEN", f"{namespace}::default") == 1
         finally:
             connection.close()
 
@@ -265,5 +265,5 @@ class TestSettingUp:
 
     def test_a_job_can_be_read_by_any_program(self, project, valkey_server, namespace):
         add.enqueue(1, b=2)
-        stored = msgspec.json.decode(valkey_server.command("LINDEX", f"{namespace}:default", 0))
+        stored = msgspec.json.decode(valkey_server.command("LINDEX", f"{namespace}::default", 0))
         assert (stored["task"], stored["args"]) == (f"{__name__}.add", [1])

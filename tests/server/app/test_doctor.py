@@ -76,18 +76,18 @@ async def test_low_head_room_is_found_and_the_fix_mends_it(start_server):
 
 async def test_orphaned_keys_are_found_and_named(start_server):
     server = start_server()
-    server.command("SET", "shop:dedupe:0123", "a mark without a TTL")
-    server.command("SET", "shop:streaming:mq:topics:registry", "a string where a set belongs")
+    server.command("SET", "shop::dedupe:0123", "a mark without a TTL")
+    server.command("SET", "shop::streaming:mq:topics:registry", "a string where a set belongs")
     server.command("SET", "somebody:elses", "key")
     server.command("SET", "session", "a foreign key that could be a queue by its name")
     diagnosis = await diagnose(server, namespace="shop")
     assert not diagnosis.sound
     [finding] = of(diagnosis, "keys")
     assert "2 orphaned keys" in finding.message
-    assert "shop:dedupe:0123 (no TTL)" in finding.message
+    assert "shop::dedupe:0123 (no TTL)" in finding.message
     assert "registry" in finding.message
     assert "session" not in finding.message
-    server.command("UNLINK", "shop:dedupe:0123", "shop:streaming:mq:topics:registry")
+    server.command("UNLINK", "shop::dedupe:0123", "shop::streaming:mq:topics:registry")
     assert (await diagnose(server, namespace="shop")).sound
 
 

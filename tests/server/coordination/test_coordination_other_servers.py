@@ -263,24 +263,24 @@ RIGHTS = ("+@all", "-@admin", "-@dangerous", "+info", "+role", "resetchannels")
 
 @each_path
 async def test_the_keys_and_channels_of_its_namespace_are_enough(any_server, namespace, path):
-    url = user_of(any_server, namespace, *RIGHTS, f"~{namespace}:*", f"&{namespace}:*")
+    url = user_of(any_server, namespace, *RIGHTS, f"~{namespace}::*", f"&{namespace}::*")
     async with Penstock(settings=settings_for(url, namespace)) as app:
         await path(app, nothing)
 
 
 @each_path
 async def test_who_may_use_no_channel_is_not_woken_and_looks_by_itself(any_server, namespace, path):
-    url = user_of(any_server, namespace, *RIGHTS, f"~{namespace}:*")
+    url = user_of(any_server, namespace, *RIGHTS, f"~{namespace}::*")
     async with Penstock(settings=settings_for(url, namespace)) as app:
         await path(app, nothing)
 
 
 async def test_nobody_waits_for_hints_that_are_not_allowed(any_server, namespace):
-    url = user_of(any_server, namespace, *RIGHTS, f"~{namespace}:*")
+    url = user_of(any_server, namespace, *RIGHTS, f"~{namespace}::*")
     async with Penstock(settings=settings_for(url, namespace)) as app:
         async with asyncio.timeout(patient(0.7)):
             for number in range(3):
-                await app.wakeups.watch(f"{namespace}:{number}", lambda: None)
+                await app.wakeups.watch(f"{namespace}::{number}", lambda: None)
         assert not app.wakeups.is_connected
 
 

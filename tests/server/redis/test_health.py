@@ -42,7 +42,7 @@ async def test_a_server_that_takes_writes_is_healthy(any_server):
 
 async def test_the_probe_leaves_nothing_without_a_ttl(valkey_server, namespace):
     await health_of(valkey_server.url, namespace=namespace)
-    keys = valkey_server.command("KEYS", f"{namespace}:*")
+    keys = valkey_server.command("KEYS", f"{namespace}::*")
     assert len(keys) == 1
     assert 0 < valkey_server.command("PTTL", keys[0]) <= 60_000
 

@@ -13,7 +13,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*use of fork:DeprecationWarning
 
 
 def waiting(app, queue):
-    return app.redis.call("LRANGE", f"{app.settings.namespace}:{queue}", 0, -1)
+    return app.redis.call("LRANGE", f"{app.settings.namespace}::{queue}", 0, -1)
 
 
 def test_a_blocking_program_pushes_one_job_and_many(app):

@@ -10,7 +10,7 @@ from penstock.errors import InvalidName, TopicMismatch
 
 def stored(app, name, partition=0):
     keys = app.settings.namespace
-    return app.redis.call("XRANGE", f"{keys}:stream:topic:{name}:p:{partition}", "-", "+")
+    return app.redis.call("XRANGE", f"{keys}::stream:topic:{name}:p:{partition}", "-", "+")
 
 
 def test_a_blocking_program_sends_one_message_and_many(app):

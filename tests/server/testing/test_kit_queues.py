@@ -74,7 +74,7 @@ class TestRunUntilIdle:
         async def detect(job: dict) -> None:
             seen.append(job["camera"])
 
-        valkey_server.command("RPUSH", f"{namespace}:detections", '{"camera":"door"}')
+        valkey_server.command("RPUSH", f"{namespace}::detections", '{"camera":"door"}')
         await run_until_idle(app)
         assert seen == ["door"]
 

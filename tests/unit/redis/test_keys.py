@@ -131,9 +131,9 @@ def test_on_a_cluster_what_stays_together_is_in_braces(built: str, spelled: str)
 
 
 def test_the_namespace_comes_first_and_outside_the_braces() -> None:
-    assert QueueKeys.of(KeySpace("hsi"), "detection_queue").waiting == "hsi:detection_queue"
+    assert QueueKeys.of(KeySpace("hsi"), "detection_queue").waiting == "hsi::detection_queue"
     tagged = PartitionKeys.of(KeySpace("hsi", cluster=True), "orders", 3).stream
-    assert tagged == "hsi:stream:topic:{orders:3}"
+    assert tagged == "hsi::stream:topic:{orders:3}"
     assert key_slot(tagged) == key_slot(PartitionKeys.of(CLUSTER, "orders", 3).stream)
 
 

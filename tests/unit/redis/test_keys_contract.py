@@ -2,6 +2,7 @@
 
 import inspect
 import re
+from fnmatch import fnmatchcase
 from importlib import import_module
 from pathlib import Path
 
@@ -10,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.inspector.key_contract import _READER, FAMILIES, classify, read_key
-from penstock.queues.storage.keys import AREA_WORDS, PRIORITIES
+from penstock.queues.storage.keys import AREA_WORDS, PRIORITIES, JobKeys, QueueKeys
 from penstock.redis.keys.family import Family, FamilyKeys, RedisType, Ttl
 from penstock.redis.keys.hash_slot import key_slot
 from penstock.redis.keys.names import NAME
@@ -148,7 +149,7 @@ def test_a_key_gives_back_its_family_and_arguments_so_no_two_are_alike(
 def test_a_key_belongs_to_one_family_only(
     keys: KeySpace, family: Family, data: st.DataObject
 ) -> None:
-    key = build(keys, family, Drawn(data)).removeprefix(f"{keys.namespace}:")
+    key = build(keys, family, Drawn(data)).removeprefix(keys.prefix)
     readers = [entry for entries in _READER.patterns.values() for entry in entries]
     assert [owner.name for owner, reader in readers if reader.fullmatch(key)] == [family.name]
 
@@ -225,10 +226,58 @@ def test_a_key_that_is_not_ours_has_no_family(key: str | bytes) -> None:
     assert classify(key) is None
 
 
+namespaces = st.just("") | names.filter(lambda word: word not in RESERVED_WORDS)
+
+
+@unhurried
+@given(
+    st.lists(namespaces, min_size=2, max_size=2, unique=True),
+    st.lists(st.booleans(), min_size=2, max_size=2),
+    st.lists(any_family, min_size=2, max_size=2),
+    st.data(),
+)
+def test_no_key_of_one_namespace_is_a_key_of_another(
+    spaces: list[str], clusters: list[bool], families: list[Family], data: st.DataObject
+) -> None:
+    one, other = (
+        build(KeySpace(space, cluster=cluster), family, Drawn(data))
+        for space, cluster, family in zip(spaces, clusters, families, strict=True)
+    )
+    assert one != other
+    for key, stranger in ((one, spaces[1]), (other, spaces[0])):
+        assert read_key(key, stranger) is None
+        assert not (stranger and fnmatchcase(key, f"{stranger}::*"))
+
+
+@unhurried
+@given(namespaces.filter(bool), any_family, st.booleans(), st.data())
+def test_the_pattern_of_an_access_list_covers_all_keys_of_its_namespace(
+    namespace: str, family: Family, cluster: bool, data: st.DataObject
+) -> None:
+    key = build(KeySpace(namespace, cluster=cluster), family, Drawn(data))
+    assert fnmatchcase(key, f"{namespace}::*")
+
+
+@pytest.mark.parametrize(
+    ("key", "namespace"),
+    [
+        (QueueKeys.of(KeySpace(), "rag:ingest:queue").waiting, "rag"),
+        (JobKeys.of(KeySpace(), "rag:ingest:queue", "1").status, "rag"),
+        (QueueKeys.of(KeySpace(), "mail").lane("bulk"), "mail"),
+        (QueueKeys.of(KeySpace(), "mail").lane(":bulk"), "mail"),
+    ],
+)
+def test_queues_and_lanes_without_a_namespace_are_in_no_namespace(key: str, namespace: str) -> None:
+    assert read_key(key) is not None
+    assert read_key(key, namespace) is None
+
+
 def test_a_key_of_another_namespace_is_not_ours() -> None:
-    assert classify("hsi:dlq:mail", "hsi") is not None
+    assert classify("hsi::dlq:mail", "hsi") is not None
+    assert classify("hsi:dlq:mail", "hsi") is None
+    assert classify("hsi::dlq:mail") is None
     assert classify("dlq:mail", "hsi") is None
-    assert classify("other:dlq:mail", "hsi") is None
+    assert classify("other::dlq:mail", "hsi") is None
 
 
 def test_reserved_words_come_from_the_keys_themselves() -> None:

@@ -15,6 +15,7 @@ from penstock.errors.base import shown
 from penstock.redis.client import Client
 from penstock.redis.codec import Codec
 from penstock.redis.codec.json_rules import encode_json
+from penstock.redis.keys.space import NAMESPACE_END
 from penstock.redis.retry import repeat_until_known
 
 __all__ = ["Feed"]
@@ -83,13 +84,16 @@ class Feed:
         - `final`: nothing may come after it (`InvalidItem`); the feed is kept for a day
           (`feeds.keep_s`) from then on.
         - `mirror`: also send `{"type": …, "data": …}`, or with `mirror_as="data"` the data alone,
-          to this pub/sub channel, for programs that only listen.
+          to this pub/sub channel, for programs that only listen. Its name has no `::`, which ends
+          a namespace.
         - `event_id`: if one of the latest 500 events had the same, nothing is added, and its number
           comes back. Without it, a repeat after a lost connection is recognised all the same.
         """
         _check_name("type", type)
         if mirror is not None:
             _check_name("mirror", mirror)
+            if NAMESPACE_END in mirror:
+                raise InvalidItem(f"mirror = {shown(mirror)}: '{NAMESPACE_END}' ends a namespace")
         if mirror_as not in {"event", "data"}:
             raise InvalidItem(f"mirror_as = {shown(mirror_as)}: expected 'event' or 'data'")
         if event_id is not None:

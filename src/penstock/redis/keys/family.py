@@ -69,7 +69,7 @@ class FamilyKeys:
     """
 
     root: str
-    """Namespace and colon, or nothing."""
+    """What the keys of the namespace begin with, or nothing."""
     home: str
     """What the keys belong to, as spelled in them: `mail`, on a cluster `{mail}`."""
 

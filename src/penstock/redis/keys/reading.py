@@ -9,6 +9,7 @@ from functools import cached_property
 
 from penstock.redis.keys import names
 from penstock.redis.keys.family import Family
+from penstock.redis.keys.space import namespace_prefix
 
 __all__ = ["KeyRead", "KeyReader", "any_but"]
 
@@ -39,7 +40,7 @@ class KeyReader:
                 key = key.decode("utf-8")
             except UnicodeDecodeError:
                 return None
-        root = f"{namespace}:" if namespace else ""
+        root = namespace_prefix(namespace)
         if not key.startswith(root):
             return None
         key = key.removeprefix(root)

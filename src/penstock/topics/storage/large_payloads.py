@@ -12,6 +12,7 @@ from penstock.delivery.queries import ask_typed
 from penstock.errors import DecodeError, ServerError
 from penstock.redis.client import Client
 from penstock.redis.codec import Codec
+from penstock.redis.keys.space import NAMESPACE_END
 from penstock.redis.wire import Command
 from penstock.topics.java.payloads import is_java_payload, unquoted
 from penstock.topics.message import (
@@ -47,8 +48,11 @@ def body_key(keys: PartitionKeys, headers: Mapping[str, str]) -> str | None:
     """
     if headers.get(STORAGE_TYPE) != STORED_BESIDE:
         return None
-    key = headers.get(PAYLOAD_REF, "")
-    return key if key.startswith(keys.payload_prefix) else None
+    key, prefix = headers.get(PAYLOAD_REF, ""), keys.payload_prefix
+    former = prefix.replace(NAMESPACE_END, ":", 1)  # as messages of earlier versions refer to it
+    if key.startswith(former):
+        return prefix + key.removeprefix(former)
+    return key if key.startswith(prefix) else None
 
 
 def without_reference(headers: Mapping[str, str]) -> dict[str, str]:

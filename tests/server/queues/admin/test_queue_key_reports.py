@@ -157,7 +157,7 @@ async def test_the_doctor_reports_lists_of_queues_that_hold_something_else(app, 
     await note.send(1)
     low = note.queue.keyring.list_of("low")
     await app.redis.call("SET", low, "theirs")
-    await app.redis.call("SET", f"{app.settings.namespace}:nobodys", "of another program")
+    await app.redis.call("SET", f"{app.settings.namespace}::nobodys", "of another program")
     findings = [one for one in (await diagnose(app.redis)).findings if one.check == "keys"]
     assert [one.level for one in findings] == ["failure"]
     assert f"1 orphaned keys: {low} (a string, list expected)" in findings[0].message

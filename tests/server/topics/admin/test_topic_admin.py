@@ -53,7 +53,7 @@ async def all_keys(client, namespace):
         wire = await node.wire(Role.DEFAULT)
         cursor = b"0"
         while True:
-            command = ("SCAN", cursor, "MATCH", f"{namespace}:*", "COUNT", 1000)
+            command = ("SCAN", cursor, "MATCH", f"{namespace}::*", "COUNT", 1000)
             [[cursor, keys]] = await wire.call_many([command])
             found.update(keys)
             if cursor == b"0":

@@ -81,7 +81,7 @@ async def test_a_large_payload_is_a_json_text_at_the_key_that_the_header_names(c
     headers = msgspec.json.decode(entry[b"headers"])
     assert headers["x-payload-storage-type"] == "hash"
     reference = headers["x-payload-hash-ref"]
-    assert reference.startswith(f"{client.settings.namespace}:streaming:mq:payload:orders:p:0:")
+    assert reference.startswith(f"{client.settings.namespace}::streaming:mq:payload:orders:p:0:")
     body = await client.call("GET", reference)
     assert msgspec.json.decode(body) == payload
     assert headers["x-payload-original-size"] == str(len(body))
@@ -91,7 +91,7 @@ async def test_a_large_payload_is_a_json_text_at_the_key_that_the_header_names(c
 async def test_the_streams_have_the_names_that_java_looks_for(client, orders):
     await orders.metadata()
     space = client.settings.namespace
-    assert await client.call("TYPE", f"{space}:stream:topic:orders:p:2") == b"stream"
-    meta = f"{space}:streaming:mq:topic:orders:meta"
+    assert await client.call("TYPE", f"{space}::stream:topic:orders:p:2") == b"stream"
+    meta = f"{space}::streaming:mq:topic:orders:meta"
     assert await client.call("HGET", meta, "partitionCount") == b"3"
-    assert await client.call("SMEMBERS", f"{space}:streaming:mq:topics:registry") == [b"orders"]
+    assert await client.call("SMEMBERS", f"{space}::streaming:mq:topics:registry") == [b"orders"]

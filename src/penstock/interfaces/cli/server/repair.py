@@ -35,6 +35,11 @@ _MOST = 100_000
 @click.option("--rename", nargs=2, metavar="KEY NEW", help="Rename a key of the wrong type.")
 @click.option("--delete", metavar="KEY", help="Delete a key of the wrong type with its contents.")
 @click.option(
+    "--rename-namespace",
+    is_flag=True,
+    help="Rename keys of an earlier version, NAMESPACE:…, to NAMESPACE::…",
+)
+@click.option(
     "--limit",
     type=click.IntRange(1, _MOST),
     default=1_000,
@@ -49,6 +54,7 @@ def repair(
     remove: tuple[bytes, ...],
     rename: tuple[str, str] | None,
     delete: str | None,
+    rename_namespace: bool,
     limit: int,
     yes: bool,
     as_json: bool,
@@ -64,8 +70,8 @@ def repair(
     penstock repair runs --remove '\xff\xfe'
     """
     chosen = cast("Kind | None", kind)
-    if sum(map(bool, (remove, rename, delete))) > 1:
-        raise click.UsageError("give one of --remove, --rename and --delete")
+    if sum(map(bool, (remove, rename, delete, rename_namespace))) > 1:
+        raise click.UsageError("give one of --remove, --rename, --delete and --rename-namespace")
     if remove:
         _remove(settings, chosen, remove, yes)
     elif delete:
@@ -73,6 +79,8 @@ def repair(
         with_app(settings, lambda app: app.repairs.delete_key(delete))
     elif rename:
         with_app(settings, lambda app: app.repairs.rename_key(*rename))
+    elif rename_namespace:
+        with_app(settings, lambda app: app.repairs.rename_namespace())
     entries, keys = with_app(settings, lambda app: _look(app, chosen, limit))
     if as_json:
         say_json({"entries": entries, "keys": keys})
