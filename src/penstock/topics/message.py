@@ -12,6 +12,7 @@ import msgspec
 from penstock.delivery.stored import whole_number
 from penstock.errors import DecodeError, InvalidMessage
 from penstock.redis.codec import Codec
+from penstock.redis.codec.json_rules import repeats_a_member
 from penstock.topics.java.payloads import unquoted
 from penstock.topics.storage.message_id import MESSAGE_ID, identify
 
@@ -200,8 +201,8 @@ def without_retry_quotes(payload: bytes, fields: Fields) -> bytes:
 
 
 def decode_headers(text: bytes | None) -> dict[str, str]:
-    """Read the headers field; what is not a JSON object counts as no headers."""
-    if not text:
+    """Read the headers field; what is not a JSON object, or names one twice, counts as none."""
+    if not text or repeats_a_member(text):
         return {}
     try:
         return {

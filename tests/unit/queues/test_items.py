@@ -19,6 +19,7 @@ from penstock.queues.storage.stored_job import (
     new_id,
     new_ids,
     read_item,
+    read_meta,
     task_item,
     write_item,
 )
@@ -233,10 +234,49 @@ def test_what_is_remembered_is_found_wherever_another_program_has_put_it():
     assert (item.meta.attempts, json.loads(item.body)) == (2, {"a": 1})
 
 
-def test_the_last_of_two_equal_names_counts_and_none_is_lost():
+def test_a_job_with_two_members_of_one_name_is_at_fault_and_nothing_of_it_is_lost():
     item = read_item(b'{"job_id":"a","job_id":"b"}', CODEC)
+    assert "two members of one name" in str(item.fault)
     assert item.id == "b"
     assert item.body == b'{"job_id":"a","job_id":"b"}'
+
+
+def test_what_a_job_at_fault_holds_is_known_so_that_it_can_be_released():
+    item = read_item(b'{"a":1,"a":2,"_penstock":{"id":"j","unique":"u","tracked":true}}', CODEC)
+    assert item.fault is not None
+    assert (item.id, item.meta.unique, item.meta.tracked) == ("j", "u", True)
+    assert item.body == b'{"a":1,"a":2}'
+
+
+def test_what_is_remembered_has_no_name_twice():
+    item = read_item(b'{"job_id":"j","_penstock":{"unique":"a","unique":"b"}}', CODEC)
+    assert (item.fault is not None, item.meta.unique, item.body) == (True, "", item.data)
+    assert read_meta(b'{"unique":"a","unique":"b"}') is None
+
+
+def test_what_another_program_keeps_under_our_name_and_what_is_remembered_stand_side_by_side():
+    theirs = read_item(b'{"job_id":"j","_penstock":"theirs"}', CODEC)
+    item = read_item(write_item(theirs, Meta(attempts=1), CODEC), CODEC)
+    assert item.data.count(b"_penstock") == 2
+    assert (item.fault, item.meta.attempts, item.body) == (None, 1, theirs.body)
+
+
+@pytest.mark.parametrize(
+    "told",
+    [
+        {"attempts": 10**10},
+        {"group": "g" * 513},
+        {"history": [{"attempt": 1, "at_ms": 1}] * 101},
+        {"unique": "u" * 257},
+        {"expires_ms": -1},
+        {"max_attempts": 2.5},
+        {"headers": {"a": 1}},
+    ],
+)
+def test_what_is_remembered_beyond_its_bounds_is_another_programs(told):
+    item = read_item(json.dumps({"job_id": "j", "_penstock": told}).encode(), CODEC)
+    assert item.meta == Meta()
+    assert json.loads(item.body)["_penstock"] == told
 
 
 def test_the_seeds_count_of_retries_is_read_and_kept_up_to_date():

@@ -89,7 +89,7 @@ def test_a_million_odd_jobs_letters_and_records():
 
 
 def test_a_count_of_retries_is_all_that_changes_in_a_job():
-    body = b'{ "price": 1.10, "retry_count" : 0, "x": [1, 2],"price": 1e999 }\n'
+    body = b'{ "price": 1.10, "retry_count" : 0, "x": [1, 2],"cost": 1e999 }\n'
     stored = write_item(read_item(body, CODEC), Meta(id="j", attempts=3), CODEC)
     assert read_item(stored, CODEC).body == body.replace(b": 0,", b": 3,")
 

@@ -22,6 +22,7 @@ from penstock.interfaces.cli.lines import LongLine
 from penstock.interfaces.cli.output import ExitCode, exit_code, say, say_json, say_lines
 from penstock.interfaces.cli.wording import plural
 from penstock.redis.codec import Codec
+from penstock.redis.codec.json_rules import repeats_a_member
 from penstock.topics.message import Outgoing
 from penstock.topics.topic import Topic
 
@@ -237,6 +238,9 @@ def check_json(codec: Codec, data: bytes) -> None:
 
 def _opened(line: bytes) -> _Envelope:
     try:
-        return msgspec.json.decode(line, type=_Envelope)
+        opened = msgspec.json.decode(line, type=_Envelope)
     except (msgspec.DecodeError, RecursionError) as error:
         raise InvalidMessage(f"not an envelope: {error}") from None
+    if repeats_a_member(line):
+        raise InvalidMessage("an object in it has two members of one name")
+    return opened

@@ -30,6 +30,8 @@ from penstock.queues.storage.json_members import (
 )
 from penstock.queues.storage.keys import QueueKeyring
 from penstock.redis.codec import Codec, Form
+from penstock.redis.codec.json_rules import repeats_a_member
+from penstock.redis.keys.names import MAX_ID
 
 __all__ = [
     "Item",
@@ -61,6 +63,7 @@ _PACKED = b"Z:"
 _NOTHING = "="
 _ID_DIGITS, _TIME_DIGITS = 32, 12
 _EMPTY = len(b"{}")
+_LONGEST_HISTORY: Final = 100
 _NUMBERS = [f"{number:04x}" for number in range(4096)]
 
 # Metadata beyond these bounds was written by another program, and is left alone as its own.
@@ -68,6 +71,7 @@ Count = Annotated[int, Bounds(ge=0, le=MOST_ATTEMPTS)]
 Ms = Annotated[int, Bounds(ge=0, le=LATEST_MS)]
 Id = Annotated[str, Bounds(max_length=LONGEST_ID)]
 """Of what becomes part of a key."""
+Lane = Annotated[str, Bounds(max_length=MAX_ID)]
 
 
 class Trouble(Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -102,14 +106,14 @@ class Meta(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown
     begun: bool = False
     """Whether the attempt under way has really begun; noted only where it matters."""
     first_failed_ms: Ms = 0
-    history: tuple[Trouble, ...] = ()
+    history: Annotated[tuple[Trouble, ...], Bounds(max_length=_LONGEST_HISTORY)] = ()
     unique: Id = ""
     """The unique key that it holds, as the user named it."""
     expires_ms: Ms = 0
     """Not to be begun after this time, in server ms."""
     max_attempts: Count = 0
     """As its sender wants it; 0 leaves it to the task."""
-    group: str = ""
+    group: Lane = ""
     replays: Count = 0
     """How often it came back from the dead letters."""
     parked_ms: Ms = 0
@@ -229,12 +233,10 @@ def read_item(data: bytes, codec: Codec) -> Item:
         item.id = _as_id(stored.id) or item.meta.id
     else:
         item.id = item.meta.id or _as_id(stored.job_id)
-    if stored.max_retries is not None and _is_count(stored.max_retries):
-        item.asked_attempts = 1 + stored.max_retries
-    if stored.retry_count is not None and _is_count(stored.retry_count):
-        item.counts_retries = True
-        if item.meta is NO_META:
-            item.meta = Meta(attempts=stored.retry_count)
+    if stored.max_retries is not None or stored.retry_count is not None:
+        _take_counts(item, stored)
+    if repeats_a_member(item.body):  # others may have read the job differently
+        item.fault = DecodeError("an object in it has two members of one name", item.body)
     return item
 
 
@@ -256,9 +258,13 @@ def write_item(item: Item, meta: Meta, codec: Codec) -> bytes:
 def read_meta(stored: bytes) -> tuple[Meta, bytes] | None:
     """Read the metadata of a job; None for what another program wrote under that name.
 
+    So is what has two members of one name: it stays in the job, which is at fault then.
+
     The second value are members that a later version has added, in the form of `Item.later`: they
     are kept when the job is rewritten.
     """
+    if repeats_a_member(stored):
+        return None
     try:
         return _decode_meta(stored), b""
     except UNREADABLE:
@@ -310,6 +316,15 @@ def unique_of(keys: QueueKeyring, item: Item) -> str:
         return keys.unique(item.meta.unique) if item.meta.unique else ""
     except InvalidName:
         return ""
+
+
+def _take_counts(item: Item, stored: _Stored) -> None:
+    if _is_count(stored.max_retries):
+        item.asked_attempts = 1 + stored.max_retries
+    if _is_count(stored.retry_count):
+        item.counts_retries = True
+        if item.meta is NO_META:
+            item.meta = Meta(attempts=stored.retry_count)
 
 
 def _take_meta(item: Item, stored: bytes) -> None:

@@ -348,6 +348,8 @@ class JobSlots:
 def _is_simple(item: Item) -> bool:
     """Whether a job makes its first attempt of several, and may do so at any time."""
     meta = item.meta
+    if item.fault is not None:
+        return False
     if meta is NO_META:
         return item.asked_attempts != 1
     late = meta.expires_ms or meta.attempts or meta.crashes or meta.unique

@@ -55,12 +55,16 @@ RUNS = {
     "X073 with many headers": b'{"task":"note","args":[1],"_penstock":{"headers":{%s}}}'
     % b",".join(b'"h%d":"v"' % number for number in range(20_000)),
     "X074 from the future": b'{"task":"note","args":[1],"_penstock":{"parked_ms":99999999999999}}',
-    "X075 with a name twice": b'{"task":"other","task":"note","args":[0],"args":[1]}',
     "X075 in an odd order": b'{"_penstock":{"attempts":0},"args":[1],"task":"note"}',
     "X061 with blanks": b'\n { "args" : [ 1 ] , "task" : "note" } \n',
 }
 # Arguments that are too many or too few (X060) wait for another version: test_queue_versions.py.
 DIES = {
+    "X075 with a name twice": b'{"task":"other","task":"note","args":[1]}',
+    "X075 with a name twice, spelled apart": b'{"task":"other","args":[1],"t\\u0061sk":"note"}',
+    "X075 with arguments twice": b'{"task":"note","args":[0],"args":[1]}',
+    "X075 with a named argument twice": b'{"task":"note","kwargs":{"number":0,"number":1}}',
+    "X075 with a memory twice": b'{"task":"note","_penstock":{"unique":"a","unique":"b"}}',
     "X062 not UTF-8": b'{"task":"note","args":["\xff"]}',
     "X063 arguments in an object": b'{"task":"note","args":{}}',
     "X063 arguments in a text": b'{"task":"note","args":"1"}',
