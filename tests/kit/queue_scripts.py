@@ -42,6 +42,7 @@ async def push(
         max_size=0,
         max_bytes=0,
         max_overflow=0,
+        max_lanes=0,
         items=items,
     )
 
@@ -70,6 +71,8 @@ async def submit(
         max_size=0,
         max_bytes=0,
         max_overflow=0,
+        max_lanes=0,
+        max_delayed=0,
         fields=msgspec.json.encode(shared),
         jobs=[head.encode() + own + job(id_, meta)],
     )

@@ -19,15 +19,36 @@ class QueueError(PenstockError):
     """The call does not fit the state of a queue or job."""
 
 
-class QueueFull(QueueError):
-    """The queue is full and its policy rejects; nothing was stored."""
+_SETTINGS = {
+    "waiting jobs": "queues.max_size",
+    "fair lanes with jobs": "queues.max_lanes",
+    "delayed jobs": "queues.max_delayed",
+}
 
-    def __init__(self, queue: str, length: int, max_size: int, max_bytes: int = 0) -> None:
-        super().__init__(queue, length, max_size, max_bytes)
+
+class QueueFull(QueueError):
+    """The queue is full and its policy rejects; nothing was stored.
+
+    `what` names what there are too many of, `limit` is the maximum and `setting` what sets it.
+    """
+
+    def __init__(
+        self,
+        queue: str,
+        length: int,
+        max_size: int,
+        max_bytes: int = 0,
+        what: str = "waiting jobs",
+        limit: int = 0,
+    ) -> None:
+        super().__init__(queue, length, max_size, max_bytes, what, limit)
         self.queue, self.length = queue, length
         self.max_size, self.max_bytes = max_size, max_bytes
+        self.what, self.limit, self.setting = what, limit or max_size, _SETTINGS[what]
 
     def __str__(self) -> str:
+        if self.what != "waiting jobs":
+            return f"queue {self.queue!r} is full: {self.setting} allows {self.limit} {self.what}"
         jobs = str(self.max_size) if self.max_size else ""
         size = f"{self.max_bytes} bytes of them" if self.max_bytes else ""
         most = " or ".join(filter(None, (jobs, size)))

@@ -20,7 +20,8 @@ from penstock.queues.options import (
     check_max_size,
 )
 from penstock.queues.producer.result_poller import Announcements, ResultPoller
-from penstock.queues.storage.keys import QueueKeyring, QueuesKeys, lane_name
+from penstock.queues.storage.keys import QueueKeyring, lane_name
+from penstock.queues.storage.registration import register_queue
 from penstock.queues.storage.scripts import QueueScripts
 from penstock.redis.client import Client
 from penstock.redis.codec import Codec
@@ -75,7 +76,8 @@ class DeclaredQueue:
     async def declared(self) -> str:
         """Register the queue if needed, and return its push side: "right" or "left".
 
-        QueueMismatch if `push` differs from it. Costs a round trip once a minute.
+        QueueMismatch if `push` differs from it, TooMany if it is a new queue and there are
+        `queues.max_queues`. Two round trips once a minute.
         """
         if time.monotonic() >= self.declared_until:
             async with self._declaring:
@@ -102,15 +104,14 @@ class DeclaredQueue:
         """Register the queue and its options; returns the push side on the server."""
         options, first = self.options, not self._limits_sent
         # Limits are sent once: they may be changed on the server later.
-        side, _ = await asyncio.gather(
-            QueueScripts.of(self.client).declare_queue(
-                keys=self.keyring,
-                side=options.push or "",
-                levels=options.levels_text if first else "",
-                limit=_text(options.limit) if first else "",
-                lane_limit=_text(options.lane_limit) if first else "",
-            ),
-            self.client.call("SADD", QueuesKeys.of(self.client.keys).registry, self.name),
+        # First, and alone: a queue that is one too many leaves nothing behind.
+        await register_queue(self.client, self.name)
+        side = await QueueScripts.of(self.client).declare_queue(
+            keys=self.keyring,
+            side=options.push or "",
+            levels=options.levels_text if first else "",
+            limit=_text(options.limit) if first else "",
+            lane_limit=_text(options.lane_limit) if first else "",
         )
         self._limits_sent = True
         return side

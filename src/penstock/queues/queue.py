@@ -7,7 +7,7 @@ from datetime import datetime, timedelta
 from typing import Any, TypeVar, overload
 
 from penstock.delivery.retries import RetryPolicy
-from penstock.errors import ConfigError, QueueFull
+from penstock.errors import ConfigError, QueueFull, TooMany
 from penstock.queues.declared_queue import DeclaredQueue, LaneTarget
 from penstock.queues.isolation.pool import Isolation
 from penstock.queues.job import Job
@@ -147,11 +147,13 @@ class Queue(DeclaredQueue):
         return self._result(target, reply.length, reply.moved, reply.dropped)
 
     async def add_safe(self, data: Any, **options: Any) -> QueueAddResult:
-        """As `push`, but a full queue returns a result whose `success` is False."""
+        """As `push`, but for want of room the result's `success` is False."""
         try:
             return await self.push(data, **options)
         except QueueFull as full:
             return QueueAddResult(success=False, queue_length=full.length, error=str(full))
+        except TooMany as many:
+            return QueueAddResult(success=False, queue_length=0, error=str(many))
 
     async def pressure(self, max_size: int | None = None) -> QueuePressure:
         """How full the plain list is; one round trip."""

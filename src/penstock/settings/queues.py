@@ -23,6 +23,12 @@ class QueueSettings(Group):
     """Fill ratio from which the result of a push has a warning."""
     max_overflow: Annotated[int, Meta(ge=0, le=1_000_000_000)] = 10_000
     """Maximum number of jobs on the overflow list; beyond it the queue rejects."""
+    max_lanes: Annotated[int, Meta(ge=0, le=1_000_000_000)] = 100_000
+    """Maximum number of fair lanes with waiting jobs per queue; 0 for no limit."""
+    max_delayed: Annotated[int, Meta(ge=0, le=1_000_000_000)] = 1_000_000
+    """Maximum number of delayed jobs per queue, beside `max_size`; 0 for no limit."""
+    max_queues: Annotated[int, Meta(ge=0, le=1_000_000_000)] = 10_000
+    """Maximum number of queues per namespace; 0 for no limit."""
     concurrency: Annotated[int, Meta(ge=1, le=10_000)] = 32
     """Maximum number of running jobs per queue and worker process."""
     prefetch: Annotated[int, Meta(ge=1, le=2_000)] = 250

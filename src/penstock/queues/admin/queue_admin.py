@@ -31,9 +31,10 @@ from penstock.queues.dead_letters.filters import MOST_AT_ONCE, checked_id, whole
 from penstock.queues.storage.admin_scripts import QueueAdminScripts
 from penstock.queues.storage.foreign_keys import delete_foreign, find_foreign, rename_foreign
 from penstock.queues.storage.job_record import JobRecord, JobState
-from penstock.queues.storage.keys import QueueKeyring, QueuesKeys, lane_name
+from penstock.queues.storage.keys import QueueKeyring, lane_name
 from penstock.queues.storage.lanes import FIXED, fair_lanes, lane_named, one_lane, shown_lane
 from penstock.queues.storage.pages import LanePages
+from penstock.queues.storage.registration import register_queue
 from penstock.queues.storage.scripts import CancelStatus, QueueScripts
 from penstock.queues.worker.lost_lanes import relist_lanes
 from penstock.redis.client import Client
@@ -311,7 +312,7 @@ class QueueAdmin:
 
         The next `limit` jobs, those of `ids` (`JobMissing` if none of them waits there), or all
         that wait now. `to_lane` defaults to `lane`. Records end as `cancelled` here and begin
-        there. The other queue's `max_size` does not apply.
+        there. Limits of the other queue do not apply.
 
         If this process dies half-way, the jobs that it has claimed return to `queue`: a few may be
         in both, none is lost. Five round trips per page of up to 200; for `ids`, O(waiting jobs).
@@ -335,7 +336,7 @@ class QueueAdmin:
             to_lane=one_lane(lane if to_lane is None else to_lane),
             who=who or default_who(),
         )
-        await self._client.call("SADD", QueuesKeys.of(self._client.keys).registry, to)
+        await register_queue(self._client, to)
         await move.run(limit, wanted)
         return move.moved
 

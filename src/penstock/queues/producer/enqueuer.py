@@ -225,10 +225,10 @@ class Enqueuer:
                 await self.note_losses(reply.packed)
             if reply.status == _STORED:
                 return reply._replace(moved=moved, dropped=dropped)
-            if reply.status == PushStatus.FULL:
+            if reply.status != PushStatus.MORE_ROOM:
                 pause_s, policy = next(retries, (0.0, None))
                 if policy is None:
-                    raise self._full(reply.length, target)
+                    raise self._full(reply.length, target, SubmitStatus(reply.status))
                 await asyncio.sleep(pause_s)
                 call = self._call(target, policy)
             reply = PushReply._make(await call.send(*items))
@@ -345,8 +345,8 @@ class Enqueuer:
         """Read what `submit_jobs` returns for one job."""
         if reply == SubmitStatus.STORED:
             return SubmissionResult(True, length, id=decode_id(job.name))
-        if reply == SubmitStatus.FULL:
-            return self._full(length, target)
+        if isinstance(reply, int):
+            return self._full(length, target, SubmitStatus(reply))
         if isinstance(reply, PenstockError):
             return reply
         if reply[0] != SubmitStatus.TAKEN:
@@ -366,11 +366,12 @@ class Enqueuer:
         if call is None:
             if len(self._prepared) >= _MOST_PREPARED:
                 self._prepared.clear()
-            scripts = QueueScripts.of(queue.client)
+            scripts, settings = QueueScripts.of(queue.client), queue.client.settings.queues
             if shared is None:
                 make = partial(scripts.push_jobs, items=())
             else:
-                make = partial(scripts.submit_jobs, fields=shared, jobs=())
+                delayed = settings.max_delayed
+                make = partial(scripts.submit_jobs, max_delayed=delayed, fields=shared, jobs=())
             made = make(
                 keys=self._keys,
                 lane=target.lane,
@@ -378,7 +379,8 @@ class Enqueuer:
                 policy=policy,
                 max_size=target.max_size,
                 max_bytes=queue.options.max_bytes,
-                max_overflow=queue.client.settings.queues.max_overflow,
+                max_overflow=settings.max_overflow,
+                max_lanes=settings.max_lanes,
             )
             call = self._prepared[key] = made.prepared(self._link)
         return call
@@ -387,8 +389,18 @@ class Enqueuer:
         """Close the records of dropped or moved jobs that the script could not read."""
         await note_losses(self._queue.client, self._queue.codec, self._keys, packed)
 
-    def _full(self, length: int, target: LaneTarget) -> QueueFull:
-        return QueueFull(self._keys.queue, length, target.max_size, self._queue.options.max_bytes)
+    def _full(self, length: int, target: LaneTarget, status: SubmitStatus) -> QueueFull:
+        settings = self._queue.client.settings.queues
+        limits = (target.max_size, self._queue.options.max_bytes)
+        if status == SubmitStatus.TOO_MANY_LANES:
+            return QueueFull(
+                self._keys.queue, length, *limits, "fair lanes with jobs", settings.max_lanes
+            )
+        if status == SubmitStatus.TOO_MANY_DELAYED:
+            return QueueFull(
+                self._keys.queue, length, *limits, "delayed jobs", settings.max_delayed
+            )
+        return QueueFull(self._keys.queue, length, *limits)
 
 
 async def _some_at_once(call: Callable[[E], Awaitable[T]], entries: Iterable[E]) -> list[T]:

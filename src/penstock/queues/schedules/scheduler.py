@@ -14,7 +14,8 @@ from penstock.errors import NotOpen, PenstockError, QueueError
 from penstock.queues.schedules.schedule import PAUSED, Schedule, enqueue
 from penstock.queues.schedules.scripts import FireStatus, ScheduleScripts
 from penstock.queues.schedules.timetable import LONGEST_LOOK_S, ScheduleState, Timetable
-from penstock.queues.storage.keys import QueueKeyring, QueuesKeys
+from penstock.queues.storage.keys import QueueKeyring
+from penstock.queues.storage.registration import register_queue
 from penstock.redis.client import Client
 from penstock.runtime.service import Service
 from penstock.runtime.waiting import retry_delay_s
@@ -133,7 +134,7 @@ class Scheduler(Service):
 
     async def _look(self, table: Timetable) -> None:
         if table.queue not in self._registered:  # where `Schedules.list` finds it
-            await self._client.call("SADD", QueuesKeys.of(self._client.keys).registry, table.queue)
+            await register_queue(self._client, table.queue)
             self._registered.add(table.queue)
         while (page := await table.read_next()) is not None and not self.stopping:
             for start in range(0, len(page), TOGETHER):

@@ -152,6 +152,8 @@ class PushStatus(IntEnum):
     STORED = 1
     MORE_ROOM = 3
     """Some jobs were moved or dropped; call again to make room for all."""
+    TOO_MANY_LANES = 4
+    """It would be one more fair lane with jobs."""
 
 
 class PushReply(NamedTuple):
@@ -173,6 +175,9 @@ class SubmitStatus(IntEnum):
     FULL = 0
     STORED = 1
     TAKEN = 2
+    TOO_MANY_LANES = 4
+    """It would be one more fair lane with jobs."""
+    TOO_MANY_DELAYED = 5
 
 
 class AwaitStatus(IntEnum):
@@ -202,6 +207,10 @@ class QueueScripts(ScriptCaller):
 
     lua = QUEUE_LUA
 
+    async def register_queue(self, *, registry: str, queue: str, most: int) -> bool:
+        """Note the name of a queue; False if there are too many."""
+        return bool(await self.run("register_queue", (registry,), (queue, most)))
+
     async def declare_queue(
         self, *, keys: QueueKeyring, side: str, levels: str, limit: str, lane_limit: str
     ) -> bytes:
@@ -218,13 +227,15 @@ class QueueScripts(ScriptCaller):
         max_size: int,
         max_bytes: int,
         max_overflow: int,
+        max_lanes: int,
         items: Sequence[Argument],
     ) -> ScriptCall[PushReply]:
         """Add jobs, all or none."""
         limits = (max_size, max_bytes, max_overflow)
-        head = (*self._push_head(keys, lane, side, policy, *limits), self._keep_ms)
+        head = self._push_head(keys, lane, side, policy, *limits)
+        arguments = (*head, self._keep_ms, max_lanes, *items)
         script, places = self.script("push_jobs"), self._push_keys(keys)
-        return ScriptCall(self._client, script, places, (*head, *items), PushReply._make)
+        return ScriptCall(self._client, script, places, arguments, PushReply._make)
 
     def submit_jobs(
         self,
@@ -236,16 +247,19 @@ class QueueScripts(ScriptCaller):
         max_size: int,
         max_bytes: int,
         max_overflow: int,
+        max_lanes: int,
+        max_delayed: int,
         fields: Argument,
         jobs: Sequence[Argument],
     ) -> ScriptCall[list[Reply]]:
         """Add jobs, each by itself: length, delayed jobs, compressed losses, then one for each."""
         limits = (max_size, max_bytes, max_overflow)
         head = (*self._push_head(keys, lane, side, policy, *limits), keys.claims, self._keep_ms)
+        counts = (max_lanes, max_delayed)
         others = (keys.delayed, keys.delayed_bodies, keys.workers, keys.dead_workers, keys.aside)
         places = (*self._push_keys(keys), *others)
         script = self.script("submit_jobs")
-        return ScriptCall(self._client, script, places, (*head, fields, *jobs), list)
+        return ScriptCall(self._client, script, places, (*head, *counts, fields, *jobs), list)
 
     async def await_jobs(self, *, keys: QueueKeyring, names: Sequence[str]) -> list[Reply]:
         """Read jobs and mark them as awaited: for each its end, or an `AwaitStatus`."""

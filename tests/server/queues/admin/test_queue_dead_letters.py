@@ -366,11 +366,11 @@ async def test_jobs_that_were_moved_aside_come_back_the_same_way(client, keys):
     ]
     await scripts_of(client).push_jobs(
         keys=keys, lane="", side="right", policy="reject",
-        max_size=0, max_bytes=0, max_overflow=100, items=items[:2],
+        max_size=0, max_bytes=0, max_overflow=100, max_lanes=0, items=items[:2],
     )  # fmt: skip
     await scripts_of(client).push_jobs(
         keys=keys, lane="", side="right", policy="dlq",
-        max_size=2, max_bytes=0, max_overflow=100, items=items[2:],
+        max_size=2, max_bytes=0, max_overflow=100, max_lanes=0, items=items[2:],
     )  # fmt: skip
     aside = QueueDeadLetters(client, CODEC, "mail", overflow=True)
     assert [one.id for one in (await aside.list()).letters] == ["job-0", "job-1"]
@@ -399,7 +399,7 @@ async def test_whatever_was_moved_aside_comes_back_byte_by_byte(client, keys, od
     for items in ([odd], [b"next"]):
         await scripts_of(client).push_jobs(
             keys=keys, lane=lane, side="right", policy="dlq", max_size=1,
-            max_bytes=0, max_overflow=100, items=items,
+            max_bytes=0, max_overflow=100, max_lanes=0, items=items,
         )  # fmt: skip
     aside = QueueDeadLetters(client, CODEC, "mail", overflow=True)
     [shown] = (await aside.list()).letters

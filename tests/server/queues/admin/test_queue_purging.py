@@ -77,7 +77,7 @@ async def test_a_purge_keeps_the_count_of_bytes(client, keys, admin):
     await client.call("HSET", keys.state, "bytes", 0)
     await scripts_of(client).push_jobs(
         keys=keys, lane="", side="right", policy="reject",
-        max_size=0, max_bytes=10_000, max_overflow=0, items=[job("a"), job("b")],
+        max_size=0, max_bytes=10_000, max_overflow=0, max_lanes=0, items=[job("a"), job("b")],
     )  # fmt: skip
     assert (await admin.facts("mail")).bytes > 0
     await admin.purge("mail")

@@ -22,8 +22,8 @@ def own_server(start_server):
 
 async def fill(queue, count):
     item = task_item(queue.codec, id=new_id(), task="note", args=b"[1]", kwargs=b"{}")
-    room = ("", "right", "reject", 0, 0, 0)
-    names = ("lane", "side", "policy", "max_size", "max_bytes", "max_overflow")
+    room = ("", "right", "reject", 0, 0, 0, 0)
+    names = ("lane", "side", "policy", "max_size", "max_bytes", "max_overflow", "max_lanes")
     words = dict(zip(names, room, strict=True))
     gate = asyncio.Semaphore(8)
 

@@ -7,7 +7,7 @@ from functools import partial
 from tests.kit.scripts import scripts_of
 
 from penstock.errors import ServerError
-from penstock.queues.storage.keys import QueueKeyring
+from penstock.queues.storage.keys import QueueKeyring, QueuesKeys
 from penstock.redis.client import Client
 from penstock.redis.wire import Argument
 
@@ -21,6 +21,7 @@ STATES = (
 )
 ROOM: dict[str, object] = {
     "side": "right", "policy": "reject", "max_size": 0, "max_bytes": 0, "max_overflow": 100,
+    "max_lanes": 0,
 }  # fmt: skip
 FULL: dict[str, object] = {**ROOM, "max_size": 3}
 
@@ -66,6 +67,8 @@ def populate(client: Client, now: int) -> list[tuple[Argument, ...]]:
         ("RPUSH", k.dead_letters, job(18), job(19), job(20)),
         ("XADD", k.audit, "*", "who", "me", "what", "pause", "count", 1, "detail", ""),
         ("ZADD", k.schedule, 1000, "s"),
+        ("SADD", k.lanes, "a", "b"),
+        ("SADD", QueuesKeys.of(client.keys).registry, "q"),
     ]
     done += [("ZADD", k.jobs(state), now, f"of-{state}") for state in STATES]
     for number in range(1, 21):
@@ -85,7 +88,8 @@ async def submit(client: Client, *, options: str = "", said: str = "", **values:
     keys = {"UNIQUE": k.unique("new"), "BY": k.unique("new by")}
     head = " ".join(["new", *(keys.get(word, word) for word in options.split())])
     told = {
-        "lane": "a", "fields": b'["task","t"]', "jobs": [f"{head}\n{said}{job(99)}"],
+        "lane": "a", "max_delayed": 0, "fields": b'["task","t"]',
+        "jobs": [f"{head}\n{said}{job(99)}"],
         **ROOM, **values,
     }  # fmt: skip
     *_, answer = await scripts_of(client).submit_jobs(keys=k, **told)  # type: ignore[arg-type]
@@ -162,11 +166,15 @@ QUEUES = Engine(
             Case(partial(push, policy="dlq", max_size=3)),
             Case(partial(push, policy="drop_oldest", max_bytes=950)),
             Case(partial(push, max_size=3)),
+            Case(partial(push, lane="new", max_lanes=100)),
+            Case(partial(push, lane="new", max_lanes=1)),
         ],
         "submit_jobs": [
             Case(submit),  # type: ignore[arg-type]
             Case(partial(submit, lane="", policy="dlq", max_size=3)),  # type: ignore[arg-type]
             Case(partial(submit, options="5000 - 0 - 0 0 0")),  # type: ignore[arg-type]
+            Case(partial(submit, options="5000 - 0 - 0 0 0", max_delayed=1)),  # type: ignore[arg-type]
+            Case(partial(submit, lane="new", max_lanes=1)),  # type: ignore[arg-type]
             Case(partial(submit, options="- UNIQUE 0 - 0 0 0")),  # type: ignore[arg-type]
             Case(
                 partial(  # type: ignore[arg-type]
@@ -175,6 +183,14 @@ QUEUES = Engine(
             ),
         ],
         "await_jobs": [call("await_jobs", names=["j1", "j12", "j20", "none"])],
+        "register_queue": [
+            Case(
+                lambda client, most=most: scripts_of(client).register_queue(
+                    registry=QueuesKeys.of(client.keys).registry, queue="new", most=most
+                )
+            )
+            for most in (0, 1)
+        ],
         "declare_queue": [
             call("declare_queue", side="right", levels="5,3,1", limit="9", lane_limit="0")
         ],

@@ -75,6 +75,7 @@ local list, side = list_of(KEYS[3], lane), redis.call('HGET', KEYS[2], 'side') o
 local fault = fault_in('LIST', list) or fault_in('ZSET', index .. 'queued')
   or fault_in_counters(KEYS[4])
 if fault then return fault end
+local is_new_lane = opens_lane(lane, list)
 if #jobs > 0 then
   local room, moved, dropped
   room, moved, dropped, fault = make_room(list, KEYS[5], KEYS[4], KEYS[2], index, ARGV[7], side, ARGV[8],
@@ -94,7 +95,8 @@ for _, job in ipairs(jobs) do
     redis.call('ZADD', index .. 'queued', now, job[2])
   end
   if unique then redis.call('SET', KEYS[8], job[2]) end
-  put(KEYS[3], KEYS[6], KEYS[7], KEYS[2], side, lane, job[3], false)
+  put(KEYS[3], KEYS[6], KEYS[7], KEYS[2], side, lane, job[3], false, is_new_lane)
+  is_new_lane = false
 end
 if #jobs > 0 then wake(KEYS[6], math.min(#jobs, 2)) end
 if ARGV[3] ~= '' then redis.call('ZADD', KEYS[1], ARGV[5], name) end

@@ -23,13 +23,39 @@ local function enlist(ring, parked, lane, was_empty)
   if not redis.call('ZSCORE', parked, lane) then redis.call('RPUSH', ring, lane) end
 end
 
--- Puts one job at the front, where the next claim finds it, or at the back.
-local function put(waiting, ring, parked, state, side, lane, item, at_front)
+-- Whether a job would be the first of its fair lane.
+local function opens_lane(lane, list)
+  return not PRIORITIES[lane] and redis.call('EXISTS', list) == 0
+end
+
+-- Names in the index of lanes that are looked at when it has too many.
+local MOST_STALE = 20
+
+-- Whether as many fair lanes have jobs as may, 0 for any number. Where other programs take jobs, or
+-- whole lists, the index may name lanes that have none: some leave it with each call that finds it full.
+local function has_all_lanes(waiting, ring, most)
+  local index = string.sub(ring, 1, -5) .. 'lanes'
+  local count = most > 0 and redis.pcall('SCARD', index) or 0
+  if type(count) == 'table' or count < most or most == 0 then return false end
+  count = count - redis.call('SISMEMBER', index, '')
+  if count < most then return false end
+  for _, lane in ipairs(redis.call('SRANDMEMBER', index, MOST_STALE)) do
+    if lane ~= '' and redis.call('EXISTS', list_of(waiting, lane)) == 0 then
+      redis.call('SREM', index, lane)
+      count = count - 1
+    end
+  end
+  return count >= most
+end
+
+-- Puts one job at the front, where the next claim finds it, or at the back. `is_new_lane` is for callers
+-- that have emptied the list for it: its lane still stands in the ring.
+local function put(waiting, ring, parked, state, side, lane, item, at_front, is_new_lane)
   local list = list_of(waiting, lane)
-  local was_empty = not PRIORITIES[lane] and redis.call('EXISTS', list) == 0
+  if is_new_lane == nil then is_new_lane = opens_lane(lane, list) end
   local left = (side == 'left') ~= at_front
   redis.call(left and 'LPUSH' or 'RPUSH', list, item)
-  enlist(ring, parked, lane, was_empty)
+  enlist(ring, parked, lane, is_new_lane)
   if redis.call('HEXISTS', state, 'bytes') == 1 then
     redis.pcall('HINCRBY', state, 'bytes', #item)
   end

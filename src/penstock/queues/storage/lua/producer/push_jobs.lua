@@ -20,13 +20,15 @@
 -- ARGV[9]  str   beginning of the names of the indexes by state
 -- ARGV[10] str   beginning of the names of unique keys
 -- ARGV[11] int   ms for which a final record is kept
--- ARGV[12..]  str  the jobs
+-- ARGV[12] int   most fair lanes with jobs, 0 for any number
+-- ARGV[13..]  str  the jobs
 --
 -- Returns  list  1 if they were added, 0 if the list is full, 3 if there is some more room and this
---                is to be called again; its length now; jobs moved aside; jobs dropped; those moved
---                or dropped that are compressed, see `note_losses`
+--                is to be called again, 4 if too many fair lanes have jobs and this would be one more;
+--                its length now; jobs moved aside; jobs dropped; those moved or dropped that are
+--                compressed, see `note_losses`
 
-local list, lane, count, bytes = KEYS[1], ARGV[1], #ARGV - 11, 0
+local list, lane, count, bytes = KEYS[1], ARGV[1], #ARGV - 12, 0
 if lane ~= '' then list = list .. ':' .. lane end
 local most, most_bytes = tonumber(ARGV[5]), tonumber(ARGV[6])
 local push = ARGV[3] == 'left' and 'LPUSH' or 'RPUSH'
@@ -44,7 +46,7 @@ local is_full = most > 0 and length + count > most
 if lane == '' and not counts_bytes and not is_full then
   local counted = redis.pcall('HINCRBY', KEYS[3], 'added', count)
   if type(counted) == 'table' then return fault_in('HASH', KEYS[3]) or counted end
-  local added = redis.pcall(push, list, unpack(ARGV, 12))
+  local added = redis.pcall(push, list, unpack(ARGV, 13))
   if type(added) == 'table' then
     if counted == count then
       redis.call('HDEL', KEYS[3], 'added')
@@ -60,8 +62,15 @@ local fault = fault_in('LIST', list) or fault_in('HASH', KEYS[3])
   or lane ~= '' and (fault_in('LIST', KEYS[5]) or fault_in('ZSET', KEYS[6]))
 if fault then return fault end
 
+-- Include: lanes
+-- Before room is made: a list that loses all its jobs for this one keeps its place in the ring.
+local is_new_lane = opens_lane(lane, list)
+if is_new_lane and has_all_lanes(KEYS[1], KEYS[5], tonumber(ARGV[12])) then
+  if ARGV[4] ~= 'block' then redis.call('HINCRBY', KEYS[3], 'rejected', count) end
+  return {4, 0, 0, 0, {}}
+end
 if counts_bytes then
-  for place = 12, #ARGV do bytes = bytes + #ARGV[place] end
+  for place = 13, #ARGV do bytes = bytes + #ARGV[place] end
 end
 local moved, dropped, packed = 0, 0, {}
 if most_bytes > 0 or is_full then
@@ -83,10 +92,9 @@ end
 redis.call('HINCRBY', KEYS[3], 'added', count)
 if counts_bytes then redis.call('HINCRBY', KEYS[2], 'bytes', bytes) end
 if lane ~= '' then
--- Include: lanes
   redis.call('HSETNX', KEYS[2], 'lanes', 1)
-  enlist(KEYS[5], KEYS[6], lane, redis.call('EXISTS', list) == 0)
+  enlist(KEYS[5], KEYS[6], lane, is_new_lane)
 end
-local added = redis.call(push, list, unpack(ARGV, 12))
+local added = redis.call(push, list, unpack(ARGV, 13))
 wake(KEYS[5], count > 1 and 2 or 1)
 return {1, added, moved, dropped, packed}

@@ -29,8 +29,10 @@
 -- ARGV[10] str   beginning of the names of unique keys
 -- ARGV[11] str   beginning of the names of claims by worker
 -- ARGV[12] int   ms for which a final record is kept
--- ARGV[13] str   as a JSON list, names and values that all records have; '' for jobs without records
--- ARGV[14..] str  for each job its id as records are named, a newline, and the job. If it has
+-- ARGV[13] int   most fair lanes with jobs, 0 for any number
+-- ARGV[14] int   most jobs not yet due, 0 for any number
+-- ARGV[15] str   as a JSON list, names and values that all records have; '' for jobs without records
+-- ARGV[16..] str  for each job its id as records are named, a newline, and the job. If it has
 --                 options, these follow the id, each after a blank: `-` to queue it at once, else ms
 --                 to wait, or the server's ms at which it is due, negated; its unique key, `-` for
 --                 none; ms for which that holds, 0 until the job ends; the key that remembers who has
@@ -40,8 +42,9 @@
 --                 and, after those, of names and values for its own record, as a JSON list
 --
 -- Returns  list  length of the list; jobs not yet due; jobs moved aside or dropped that are
---                compressed, see `note_losses`; then for each job 1 added; 0 there is no room;
---                {1, jobs moved aside, jobs dropped} added where room was made; {2, id, its value}
+--                compressed, see `note_losses`; then for each job 1 added; 0 there is no room; 4 too
+--                many fair lanes have jobs, and this would be one more; 5 as many jobs are not yet due
+--                as ARGV[14] allows; {1, jobs moved aside, jobs dropped} added where room was made; {2, id, its value}
 --                if the unique key or the id is taken, by a job of this id ('' if not known); or the
 --                error that keeps this one job from being added
 
@@ -50,7 +53,7 @@
 -- Include: calendar
 -- Include: lanes
 local lane, policy, most, most_bytes = ARGV[1], ARGV[4], tonumber(ARGV[5]), tonumber(ARGV[6])
-local records, index, shared = ARGV[8], ARGV[9], ARGV[13] ~= '' and cjson.decode(ARGV[13])
+local records, index, shared = ARGV[8], ARGV[9], ARGV[15] ~= '' and cjson.decode(ARGV[15])
 local list = list_of(KEYS[1], lane)
 local length, known = redis.pcall('LLEN', list), redis.pcall('HEXISTS', KEYS[2], 'bytes')
 local fault = type(length) == 'table' and fault_in('LIST', list)
@@ -59,6 +62,7 @@ local fault = type(length) == 'table' and fault_in('LIST', list)
   or shared and fault_in('ZSET', index .. 'queued')
 if fault then return fault end
 local counts_bytes = known == 1 or most_bytes > 0
+local is_new_lane, may_open = not PRIORITIES[lane] and length == 0, nil
 
 local function read_job(argument)
   local ends = string.find(argument, '\n', 1, true)
@@ -124,7 +128,8 @@ local function write()
       items[place], bytes = job.item, bytes + #job.item
     end
     if counts_bytes then redis.pcall('HINCRBY', KEYS[2], 'bytes', bytes) end
-    enlist(KEYS[5], KEYS[6], lane, length == 0)
+    enlist(KEYS[5], KEYS[6], lane, is_new_lane)
+    is_new_lane = false
     length = redis.call(ARGV[3] == 'left' and 'LPUSH' or 'RPUSH', list, unpack(items))
     wake(KEYS[5], #queued > 1 and 2 or 1)
   end
@@ -172,18 +177,24 @@ local function id_taken(job)
   end
 end
 
--- Whether as many jobs are to be due later as may be; those that were set aside are not counted.
-local function has_many_later()
-  local count = redis.call('ZCARD', KEYS[7]) + #later
-  if most == 0 or count < most then return false end
+-- The answer for a job that is to be due later; those that were set aside are not counted.
+local function admit_later()
+  local count, most_later = redis.call('ZCARD', KEYS[7]) + #later, tonumber(ARGV[14])
+  local function is_over(limit) return limit > 0 and count >= limit end
+  if not is_over(most) and not is_over(most_later) then return 1 end
   local aside = redis.pcall('ZCOUNT', KEYS[11], '(' .. now, '+inf')
-  return type(aside) == 'table' or count - aside >= most
+  if type(aside) == 'number' then count = count - aside end
+  return is_over(most) and 0 or is_over(most_later) and 5 or 1
 end
 
 local packed, refused = {}, 0
 
 -- The answer for a job that wants to be in the list.
 local function admit(job)
+  if is_new_lane and may_open == nil then
+    may_open = not has_all_lanes(KEYS[1], KEYS[5], tonumber(ARGV[13]))
+  end
+  if may_open == false then return 4 end
   if most_bytes == 0 and (most == 0 or length + #queued < most) then return 1 end
 -- Include: records
 -- Include: losses
@@ -205,19 +216,19 @@ local function is_added(said)
 end
 
 local answer = {0, 0, packed}
-for place = 14, #ARGV do
+for place = 16, #ARGV do
   local job = read_job(ARGV[place])
   local said = job.unique and unique_taken(job) or id_taken(job)
   if not said and job.wait then
     job.wait = math.max(0, job.wait < 0 and -job.wait - now or job.wait)
-    said = has_many_later() and 0 or 1
+    said = admit_later()
     if said == 1 then later[#later + 1] = job end
     answer[2] = true
   elseif not said then
     said = admit(job)
     if is_added(said) then queued[#queued + 1] = job end
   end
-  if said == 0 then
+  if said == 0 or said == 4 or said == 5 then
     refused = refused + 1
   elseif is_added(said) then
     ids[job.id] = true
