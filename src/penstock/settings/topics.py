@@ -17,6 +17,12 @@ class TopicSettings(Group):
     section: ClassVar[str] = "topics"
     partitions: Annotated[int, Meta(ge=1, le=4096)] = 1
     """Partitions of a topic that is created without a number."""
+    max_topics: Annotated[int, Meta(ge=0, le=1_000_000_000)] = 10_000
+    """Maximum number of topics per namespace; 0 for no limit."""
+    max_groups: Annotated[int, Meta(ge=0, le=1_000_000_000)] = 1_000
+    """Maximum number of groups per topic; 0 for no limit."""
+    max_delayed: Annotated[int, Meta(ge=0, le=1_000_000_000)] = 1_000_000
+    """Maximum number of delayed messages per partition; 0 for no limit."""
     lease_ttl_s: Annotated[float, Meta(ge=0.2, le=3_600)] = 15.0
     """A consumer silent for this long loses its partitions; renewed five times as often."""
     balance_s: Annotated[float, Meta(ge=0.01, le=60)] = 0.5
@@ -37,6 +43,8 @@ class TopicSettings(Group):
     """Payloads of more bytes than this are stored outside the stream."""
     remember_s: Annotated[float, Meta(gt=0, le=30 * 86_400)] = 3_600.0
     """How long an idempotency key is remembered."""
+    max_remembered: Annotated[int, Meta(ge=0, le=1_000_000_000)] = 10_000_000
+    """Maximum number of idempotency keys remembered per partition; 0 for no limit."""
     refresh_s: Annotated[float, Meta(ge=0.05, le=60)] = 1.0
     """Maximum age of a producer's metadata of a topic."""
     retention_s: Annotated[float, Meta(ge=0, le=3_650 * 86_400)] = 7 * 86_400.0

@@ -21,6 +21,7 @@ __all__ = [
     "Message",
     "Outgoing",
     "Source",
+    "check_headers",
     "encode_headers",
     "field_of",
     "is_marker",
@@ -51,6 +52,8 @@ _ONE_FIELD: Final = 2
 _NOT_YET: Final = object()
 _ODD = {b"", b'"'}
 """How payloads begin that are elsewhere, or that the Java library may have quoted."""
+_MOST_HEADERS: Final = 100
+_LONGEST_HEADER: Final = 8_192
 _headers_decoder = msgspec.json.Decoder(dict[str, Any])
 
 
@@ -211,6 +214,18 @@ def decode_headers(text: bytes | None) -> dict[str, str]:
         }
     except (ValueError, OverflowError, RecursionError):  # also: not UTF-8, or nested too deep
         return {}
+
+
+def check_headers(headers: Mapping[str, str]) -> None:
+    """Refuse more headers than a producer may give, by InvalidMessage."""
+    if len(headers) > _MOST_HEADERS:
+        raise InvalidMessage(f"{len(headers)} headers: at most {_MOST_HEADERS} are allowed")
+    for name, value in headers.items():
+        # Other types are refused where the headers are encoded.
+        if len(str(name)) + len(str(value)) > _LONGEST_HEADER:
+            raise InvalidMessage(
+                f"header {str(name)[:60]!r}: longer than {_LONGEST_HEADER} characters"
+            )
 
 
 def encode_headers(headers: Mapping[str, str]) -> bytes:

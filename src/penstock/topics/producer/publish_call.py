@@ -26,6 +26,7 @@ class PublishCalls:
     def __init__(self, client: Client, keys: PartitionKeys) -> None:
         self._keys, self._payload_key = PublishKeys.of(keys), keys.payload
         self._publish = TopicScripts.of(client).publish_message
+        self._settings = client.settings.topics
 
     def make(
         self,
@@ -42,6 +43,7 @@ class PublishCalls:
         """Build a call. A large payload is stored outside the stream, at a key of its own.
 
         `wait_ms` is how long the message waits; if negative, the server's ms at which it is due.
+        The reply may be a `PublishRefusal`.
         """
         keys, name, body, waiting_id = self._keys, "", b"", ""
         if is_large:
@@ -62,6 +64,8 @@ class PublishCalls:
             body=body,
             waiting_id=waiting_id,
             wait_ms=wait_ms or 0,
+            max_delayed=self._settings.max_delayed,
+            max_remembered=self._settings.max_remembered,
         )
 
 

@@ -18,6 +18,7 @@ from penstock.errors import (
     OutcomeUnknown,
     ScriptMissing,
     ServerError,
+    TooMany,
     TopicMissing,
 )
 from penstock.redis.client import Client
@@ -26,6 +27,7 @@ from penstock.redis.prepared_call import ELSEWHERE, ScriptCall
 from penstock.redis.retry import backoff_s
 from penstock.redis.wire import Argument, Reply, pack
 from penstock.topics.delayed.mover import Mover
+from penstock.topics.message import check_headers
 from penstock.topics.partitioners import (
     Crc32,
     JavaHash,
@@ -44,7 +46,7 @@ from penstock.topics.storage.entries import (
     message_fields,
 )
 from penstock.topics.storage.metadata import TopicMetadata
-from penstock.topics.storage.scripts import PublishedMessage
+from penstock.topics.storage.scripts import PublishedMessage, PublishRefusal
 
 __all__ = ["Sender"]
 
@@ -194,6 +196,8 @@ class Sender:
         """Place a message. What has an idempotency key meets its repeat in the same partition."""
         if metadata is not self._metadata:
             self._adopt(metadata)
+        if headers:
+            check_headers(headers)
         count = metadata.partitions
         place = forced_partition(headers, count)
         if place is None and key is not None:
@@ -271,6 +275,10 @@ class Sender:
                     raise
                 if not repeats or not error.transient or time.monotonic() > deadline:
                     raise doubt from error
+            except TooMany as error:
+                if doubt is None:
+                    raise
+                raise doubt from error
             await asyncio.sleep(backoff_s(attempt, base_s=_REPEAT_BASE_S, max_s=_REPEAT_MAX_S))
 
     async def _publish_once(self, route: PartitionRoute, call: _PublishCall) -> Reply:
@@ -279,7 +287,17 @@ class Sender:
             reply = await self._ask(route, call.packed(by_text=True))
         if isinstance(reply, ServerError):
             raise reply
+        if isinstance(reply, int):
+            raise self._refused(PublishRefusal(reply))
         return reply
+
+    def _refused(self, refusal: PublishRefusal) -> TooMany:
+        settings = self.client.settings.topics
+        if refusal is PublishRefusal.TOO_MANY_DELAYED:
+            what, setting, limit = "delayed messages", "max_delayed", settings.max_delayed
+        else:
+            what, setting, limit = "idempotency keys", "max_remembered", settings.max_remembered
+        return TooMany(f"{what} per partition", limit, f"topics.{setting}")
 
     async def _ask(self, route: PartitionRoute, command: bytes) -> Reply:
         reply = (await (await self.transport.begin(route, (command,))))[0]

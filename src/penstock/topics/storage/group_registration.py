@@ -9,7 +9,7 @@ import msgspec
 from penstock.clock import SYSTEM_CLOCK
 from penstock.delivery.stored import read_json
 from penstock.delivery.times import EARLIEST, resolve_position
-from penstock.errors import TopicMissing
+from penstock.errors import TooMany, TopicMissing
 from penstock.redis.client import Client
 from penstock.topics.storage.keys import PartitionKeys, TopicKeys
 from penstock.topics.storage.metadata import TopicMetadata
@@ -44,17 +44,21 @@ def read_registration(stored: bytes, partitions: int) -> GroupRegistration:
 async def register_group(client: Client, metadata: TopicMetadata, group: str, start: str) -> None:
     """Make a group known everywhere. May be repeated; a group that is known stays where it is.
 
+    TooMany if it is new and the topic has `topics.max_groups`.
+
     A group that the server has lost (a flush, a failover to an older copy) continues where all
     was acknowledged, never at the end of the stream.
     """
     groups = TopicKeys.of(client.keys, metadata.name).groups
-    stored = await client.call("HGET", groups, group)
-    if stored is None:  # asked first: a full server refuses the write even where it changes nothing
-        mine = GroupRegistration(
-            start=start, partitions=metadata.partitions, at_ms=SYSTEM_CLOCK.wall_ms()
-        )
-        await client.call("HSETNX", groups, group, msgspec.json.encode(mine))
-        stored = await client.call("HGET", groups, group)
+    most = client.settings.topics.max_groups
+    mine = GroupRegistration(
+        start=start, partitions=metadata.partitions, at_ms=SYSTEM_CLOCK.wall_ms()
+    )
+    stored = await TopicScripts.of(client).note_group(
+        groups=groups, group=group, registration=msgspec.json.encode(mine), most=most
+    )
+    if stored is None:
+        raise TooMany(f"groups of topic {metadata.name}", most, "topics.max_groups")
     known = read_registration(stored, metadata.partitions)
     for index in range(metadata.partitions):
         keys = PartitionKeys.of(client.keys, metadata.name, index)

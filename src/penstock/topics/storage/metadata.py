@@ -10,7 +10,7 @@ import msgspec
 
 from penstock.delivery.queries import text
 from penstock.delivery.stored import read_json
-from penstock.errors import InvalidMessage, TopicError, TopicMismatch, TopicMissing
+from penstock.errors import InvalidMessage, TooMany, TopicError, TopicMismatch, TopicMissing
 from penstock.redis.client import Client
 from penstock.redis.wire import Reply
 from penstock.throttled_log import RateLimitedLog
@@ -108,6 +108,8 @@ async def ensure_topic(
 ) -> TopicMetadata:
     """Make the topic unless it is there; `TopicMismatch` if it has other partitions than asked.
 
+    TooMany if it is new and the namespace has `topics.max_topics`.
+
     The number to which it is growing matches as well: the caller may have to complete the growth.
 
     May be called by any number of processes at once, and again after a crash half-way.
@@ -122,7 +124,10 @@ async def ensure_topic(
     keys = TopicKeys.of(client.keys, topic)
     count = partitions or client.settings.topics.partitions
     # First the registry: a topic that is not listed could not be deleted.
-    await client.call("SADD", TopicsKeys.of(client.keys).registry, topic)
+    most = client.settings.topics.max_topics
+    registry = TopicsKeys.of(client.keys).registry
+    if not await TopicScripts.of(client).register_topic(registry=registry, topic=topic, most=most):
+        raise TooMany("topics", most, "topics.max_topics")
     metadata = await _ask(client, topic, partitions=count, options=options)
     if partitions is not None and partitions not in {metadata.partitions, metadata.growing_to}:
         raise TopicMismatch(topic, metadata.partitions, partitions)

@@ -25,6 +25,7 @@ __all__ = [
     "OpenOutcome",
     "PartitionOwner",
     "PublishKeys",
+    "PublishRefusal",
     "PublishedMessage",
     "TopicScripts",
     "TrimmedMessages",
@@ -126,6 +127,13 @@ class PublishKeys(NamedTuple):
         return cls(keys.stream, *dedup, payload, keys.payloads, *delayed)
 
 
+class PublishRefusal(IntEnum):
+    """Why `publish_message` stored nothing."""
+
+    TOO_MANY_DELAYED = 1
+    TOO_MANY_REMEMBERED = 2
+
+
 class PublishedMessage(NamedTuple):
     """A message that `publish_message` stored."""
 
@@ -192,6 +200,10 @@ class TopicScripts(ScriptCaller):
         """A call that producers pack for their own connections, and others await."""
         return ScriptCall(self._client, self.script(name), keys, arguments, read)
 
+    async def register_topic(self, *, registry: str, topic: str, most: int) -> bool:
+        """Note the name of a topic; False if there are too many."""
+        return bool(await self.run("register_topic", (registry,), (topic, most)))
+
     async def create_topic(self, *, meta: str, partitions: int, life: str, options: str) -> Reply:
         """Note a new topic, or return the metadata of the one that is there."""
         return await self.run("create_topic", (meta,), (partitions, life, options))
@@ -216,6 +228,12 @@ class TopicScripts(ScriptCaller):
         keys = (stream, counters, epochs, commit, payloads, delayed, delayed_bodies)
         keys = (*keys, dedup, dedup_times)
         return OpenOutcome(await self.run("open_partition", keys, (life, payload_prefix, count)))
+
+    async def note_group(
+        self, *, groups: str, group: str, registration: bytes, most: int
+    ) -> bytes | None:
+        """Note where a group begins, or return what is noted; None if there are too many."""
+        return await self.run("note_group", (groups,), (group, registration, most))
 
     async def register_group(
         self, *, stream: str, epochs: str, commit: str, group: str, start: str
@@ -337,9 +355,16 @@ class TopicScripts(ScriptCaller):
         body: bytes = b"",
         waiting_id: str = "",
         wait_ms: int = 0,
+        max_delayed: int = 0,
+        max_remembered: int = 0,
     ) -> ScriptCall[PublishedMessage | None]:
-        """Store one message; None if there is no such topic."""
-        arguments = (idempotency_key, remember_ms, payload_name, body, waiting_id, wait_ms, *fields)
+        """Store one message; None if there is no such topic.
+
+        Limits are for calls that are sent packed: the reply may be a `PublishRefusal`.
+        """
+        body_and_wait = (payload_name, body, waiting_id, wait_ms)
+        limits = (max_delayed, max_remembered)
+        arguments = (idempotency_key, remember_ms, *body_and_wait, *limits, *fields)
         return self.call("publish_message", keys, arguments, _published)
 
     def move_due(

@@ -9,7 +9,7 @@ from tests.kit.scripts import scripts_of
 
 from penstock.redis.client import Client
 from penstock.redis.wire import Argument
-from penstock.topics.storage.keys import PartitionKeys, TopicKeys
+from penstock.topics.storage.keys import PartitionKeys, TopicKeys, TopicsKeys
 from penstock.topics.storage.scripts import CONSUMER, PartitionOwner, PublishKeys
 
 from .kit import Case, Engine
@@ -64,11 +64,13 @@ def populate(client: Client, now: int) -> list[tuple[Argument, ...]]:
         ("ZADD", t.members("g"), now + DAY_MS // 2, "m", 1, "gone"),
         ("HSET", t.member_info("g"), "m", "{}", "gone", "{}"),
         ("XGROUP", "CREATE", f"{p.stream}:legacy", "g", "0", "MKSTREAM"),
+        ("HSET", t.groups, "g", "{}"),
+        ("SADD", TopicsKeys.of(client.keys).registry, "t"),
     ]
 
 
 OWNED = ("epochs", "stream", "commit", "lease", "retry", "failures")
-OF_TOPIC = ("dlq", "dlq_index", "audit", "meta")
+OF_TOPIC = ("dlq", "dlq_index", "audit", "meta", "groups")
 
 
 def of(name: str) -> Callable[[Client], str]:
@@ -152,6 +154,18 @@ TOPICS = Engine(
                 count=2,
             ),
         ],
+        "register_topic": [
+            Case(
+                lambda client, most=most: scripts_of(client).register_topic(
+                    registry=TopicsKeys.of(client.keys).registry, topic="new", most=most
+                )
+            )
+            for most in (0, 1)
+        ],
+        "note_group": [
+            call("note_group", "groups", group=group, registration=b"{}", most=most)
+            for group, most in (("g", 1), ("new", 1), ("new", 100))
+        ],
         "register_group": [
             call("register_group", "stream epochs commit", group=group, start="0")
             for group in ("g", "new")
@@ -193,6 +207,7 @@ TOPICS = Engine(
             publish(idempotency_key="k2"),
             publish(payload_name="new", body=b"BODY-50"),
             publish(idempotency_key="k2", waiting_id="d9", wait_ms=5000),
+            publish(idempotency_key="k2", max_remembered=100, max_delayed=100),
             publish(payload_name="new", body=b"BODY-50", waiting_id="d9", wait_ms=5000),
         ],
         "move_due": [

@@ -15,9 +15,13 @@
 -- ARGV[4]  str     the large body
 -- ARGV[5]  str     id while it waits, '' to store it at once
 -- ARGV[6]  int     ms to wait; or, if negative, the server's ms at which it is due, negated
--- ARGV[7..]  str   fields and values of the message
+-- ARGV[7]  int     most messages not yet due, 0 for any number
+-- ARGV[8]  int     most idempotency keys, 0 for any number
+-- ARGV[9..]  str   fields and values of the message
 --
 -- Returns  list  id, 1 if it was stored now, 0 if it had been; ms until it is due
+--          1     there are as many messages not yet due as may be; nothing was written
+--          2     the same for idempotency keys
 --          nil   there is no such partition
 
 -- Include: types
@@ -50,11 +54,22 @@ if has_key then
   end
 end
 
+local most_waiting, most_keys = tonumber(ARGV[7]), tonumber(ARGV[8])
+if waits and most_waiting > 0 then
+  local waiting = redis.pcall('ZCARD', KEYS[6])
+  if type(waiting) == 'table' then return fault_in('ZSET', KEYS[6]) end
+  if waiting >= most_waiting then return 1 end
+end
+-- What has expired is not counted: a refusal removes none.
+if has_key and most_keys > 0 and redis.call('ZCARD', KEYS[3]) >= most_keys
+  and redis.call('ZCOUNT', KEYS[3], '(' .. now, '+inf') >= most_keys then
+  return 2
+end
 local wait, id = 0, ARGV[5]
 if waits then
   wait = tonumber(ARGV[6])
   if wait < 0 then wait = math.max(0, -wait - now) end
-  local stored = redis.pcall('HSET', KEYS[7], id, cmsgpack.pack({ARGV[3], unpack(ARGV, 7)}))
+  local stored = redis.pcall('HSET', KEYS[7], id, cmsgpack.pack({ARGV[3], unpack(ARGV, 9)}))
   if type(stored) == 'table' then return fault_in('HASH', KEYS[7]) or stored end
   local noted = redis.pcall('ZADD', KEYS[6], now + wait, id)
   if type(noted) == 'table' then
@@ -62,7 +77,7 @@ if waits then
     return fault_in('ZSET', KEYS[6]) or noted
   end
 else
-  local added = redis.pcall('XADD', KEYS[1], 'NOMKSTREAM', '*', unpack(ARGV, 7))
+  local added = redis.pcall('XADD', KEYS[1], 'NOMKSTREAM', '*', unpack(ARGV, 9))
   if not added then return false end
   if type(added) == 'table' then return fault_in('STREAM', KEYS[1]) or added end
   id = added
