@@ -30,7 +30,12 @@ from penstock.settings.coordination import (
     SlotSettings,
     WindowSettings,
 )
-from penstock.settings.documents import DocumentSettings, TableSettings, VectorSettings
+from penstock.settings.documents import (
+    DocumentSettings,
+    OutboundSettings,
+    TableSettings,
+    VectorSettings,
+)
 from penstock.settings.group import Group, Seconds
 from penstock.settings.queues import QueueSettings
 from penstock.settings.reading import (
@@ -64,6 +69,7 @@ __all__ = [
     "LimitSettings",
     "LogSettings",
     "OnceSettings",
+    "OutboundSettings",
     "PoolSettings",
     "QueueSettings",
     "RetrySettings",
@@ -135,6 +141,7 @@ class Settings(Group):
     cache: CacheSettings = field(default_factory=CacheSettings)
     tables: TableSettings = field(default_factory=TableSettings)
     vectors: VectorSettings = field(default_factory=VectorSettings)
+    outbound: OutboundSettings = field(default_factory=OutboundSettings)
     documents: DocumentSettings = field(default_factory=DocumentSettings)
     log: LogSettings = field(default_factory=LogSettings)
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import field
-from typing import Annotated, ClassVar
+from typing import Annotated, ClassVar, Literal
 
 from msgspec import Meta
 
 from penstock.settings.group import Group, Seconds
 
-__all__ = ["DocumentSettings", "TableSettings", "VectorSettings"]
+__all__ = ["DocumentSettings", "OutboundSettings", "TableSettings", "VectorSettings"]
 
 
 class TableSettings(Group):
@@ -38,6 +38,16 @@ class VectorSettings(Group):
     """How long the daemon may take to load its data."""
     linger_s: Annotated[float, Meta(ge=0, le=86_400)] = 5.0
     """How long the daemon runs without users."""
+
+
+class OutboundSettings(Group):
+    """Calls over HTTP to embedders and to a Qdrant server."""
+
+    section: ClassVar[str] = "outbound"
+    proxy: str | None = field(default=None, repr=False)
+    """`http://host:port` of a proxy; those of the environment (`HTTPS_PROXY`) are not used."""
+    plain_http: Literal["warn", "allow", "refuse"] = "warn"
+    """What to do when a key would go over `http://` to another machine."""
 
 
 class DocumentSettings(Group):

@@ -54,7 +54,7 @@ def open_vectors(settings: Settings) -> VectorStore:
     if settings.vectors.url is not None:
         from penstock.stores.vectors.server import QdrantServer  # noqa: PLC0415
 
-        return QdrantServer(settings.vectors)
+        return QdrantServer(settings.vectors, settings.outbound)
     if find_spec("qdrant_edge") is None:
         raise ConfigError("vectors without an address need: pip install 'penstock[documents]'")
     from penstock.stores.vectors.daemon_client import EmbeddedVectors  # noqa: PLC0415

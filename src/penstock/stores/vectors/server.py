@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, TypeVar
 from urllib.parse import urlsplit
 
 from penstock.errors import ConfigError, StoreAway, StoreMismatch
-from penstock.settings import VectorSettings
+from penstock.settings import OutboundSettings, VectorSettings
 from penstock.stores.vectors.port import CollectionInfo, Hit, Point, VectorHealth
 from penstock.stores.vectors.server_errors import NoCollection, VectorsTooOld, failure
 
@@ -37,11 +37,18 @@ T = TypeVar("T")
 class QdrantServer:
     """A `VectorStore` over Qdrant's REST interface. Connects with the first request."""
 
-    def __init__(self, settings: VectorSettings, *, calls: QdrantCalls | None = None) -> None:
-        self._settings = settings
+    def __init__(
+        self,
+        settings: VectorSettings,
+        outbound: OutboundSettings | None = None,
+        *,
+        calls: QdrantCalls | None = None,
+    ) -> None:
+        self._settings, self._outbound = settings, outbound or OutboundSettings()
         self._calls = calls
         self._where = _address(settings.url or "")
         self._version = ""
+        self._dimensions: dict[str, int | None] = {}
 
     async def open(self) -> None:
         if self._calls is None:
@@ -122,8 +129,10 @@ class QdrantServer:
     async def vectors(self, collection: str, ids: Sequence[str]) -> dict[str, bytes]:
         vectors: dict[str, bytes] = {}
         try:
-            for some in _some(ids):
-                vectors |= await self._ask(self._connected().vectors(collection, some))
+            dimension = await self._dimension(collection)
+            for some in _some(ids if dimension else ()):
+                calls = self._connected()
+                vectors |= await self._ask(calls.vectors(collection, some, dimension or 0))
         except NoCollection:
             return {}
         return vectors
@@ -169,6 +178,13 @@ class QdrantServer:
                 raise refusal from None
         return dimension, set()
 
+    async def _dimension(self, collection: str) -> int | None:
+        """That of the collection, which bounds answers; asked once."""
+        if collection not in self._dimensions:
+            dimension, _ = await self._ask(self._connected().schema(collection))
+            self._dimensions[collection] = dimension
+        return self._dimensions[collection]
+
     async def _check_version(self) -> None:
         """VectorsTooOld if the server would write without comparing generations."""
         if self._version:
@@ -184,18 +200,18 @@ class QdrantServer:
 
     async def _ask(self, asking: Awaitable[T]) -> T:
         try:
-            # For the whole reply: the library's own timeout restarts with each byte.
-            async with asyncio.timeout(self._settings.answer_s):
-                return await asking
+            return await asking
         except Exception as error:
             ours = failure(error, self._where)
             if isinstance(ours, StoreAway):
-                self._version = ""  # it may come back as an older one
+                # It may come back as an older one, and with other collections.
+                self._version = ""
+                self._dimensions.clear()
             raise ours from error
 
     def _connected(self) -> QdrantCalls:
         if self._calls is None:
-            self._calls = _linked(self._settings)
+            self._calls = _linked(self._settings, self._outbound)
         return self._calls
 
 
@@ -209,10 +225,15 @@ def _library() -> type[QdrantCalls]:
     return QdrantCalls
 
 
-def _linked(settings: VectorSettings) -> QdrantCalls:
+def _linked(settings: VectorSettings, outbound: OutboundSettings) -> QdrantCalls:
     calls = _library()
+    from penstock.bounded_http import guard_key  # noqa: PLC0415  needs what the library has
+
+    url = settings.url or ""
+    if settings.api_key or "@" in url:
+        guard_key(_address(url), url, outbound)
     try:
-        return calls.to(settings)
+        return calls.to(settings, outbound)
     except (ValueError, TypeError):  # without its text, which would repeat a password
         raise ConfigError(
             f"vectors.url {_address(settings.url or '')!r} or vectors.api_key cannot be used"

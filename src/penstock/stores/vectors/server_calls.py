@@ -10,16 +10,26 @@ import math
 import struct
 import warnings
 from collections.abc import Sequence
+from urllib.parse import urlsplit
 
+import httpx
 from qdrant_client import AsyncQdrantClient, models
 
+from penstock.bounded_http import BoundedTransport, answers_up_to
 from penstock.errors import StoreMismatch
-from penstock.settings import VectorSettings
+from penstock.hosts import is_loopback
+from penstock.settings import OutboundSettings, VectorSettings
 from penstock.stores.vectors.port import Hit, Point
 
 __all__ = ["QdrantCalls"]
 
 DOCUMENT, GENERATION = "document", "generation"
+# Maximum bytes of answers: of a point with its payload, a name with a number, and a list of names.
+_POINT = 256 * 1024
+_COUNT = 4 * 1024
+_LIST = 16 * 1024 * 1024
+_BYTES_PER_FLOAT = 32
+_CONNECTIONS, _KEPT = 100, 20
 
 
 class QdrantCalls:
@@ -29,9 +39,16 @@ class QdrantCalls:
         self._client = client
 
     @classmethod
-    def to(cls, settings: VectorSettings) -> QdrantCalls:
+    def to(cls, settings: VectorSettings, outbound: OutboundSettings) -> QdrantCalls:
+        # On loopback, as the library has it, each call has a connection of its own.
+        kept = 0 if is_loopback(urlsplit(settings.url or "").hostname or "") else _KEPT
+        transport = BoundedTransport(
+            outbound,
+            within_s=settings.answer_s,
+            limits=httpx.Limits(max_connections=_CONNECTIONS, max_keepalive_connections=kept),
+        )
         with warnings.catch_warnings():
-            # About a key over plain HTTP, which is fine in a private network.
+            # About a key over plain HTTP: `outbound.plain_http` is about that.
             warnings.simplefilter("ignore", UserWarning)
             return cls(
                 AsyncQdrantClient(
@@ -40,6 +57,8 @@ class QdrantCalls:
                     timeout=math.ceil(settings.answer_s),
                     prefer_grpc=False,
                     check_compatibility=False,
+                    transport=transport,
+                    trust_env=False,
                 )
             )
 
@@ -50,7 +69,8 @@ class QdrantCalls:
         return (await self._client.info()).version
 
     async def names(self) -> list[str]:
-        return [each.name for each in (await self._client.get_collections()).collections]
+        with answers_up_to(_LIST):
+            return [each.name for each in (await self._client.get_collections()).collections]
 
     async def schema(self, collection: str) -> tuple[int | None, set[str]]:
         """Its dimension, and the indexed fields.
@@ -100,10 +120,13 @@ class QdrantCalls:
     async def delete_generation(self, collection: str, document: str, generation: int) -> None:
         await self._delete(collection, document, models.Range(gte=generation, lte=generation))
 
-    async def vectors(self, collection: str, ids: Sequence[str]) -> dict[str, bytes]:
-        records = await self._client.retrieve(
-            collection, list(ids), with_payload=False, with_vectors=True
-        )
+    async def vectors(
+        self, collection: str, ids: Sequence[str], dimension: int
+    ) -> dict[str, bytes]:
+        with answers_up_to(len(ids) * (_COUNT + dimension * _BYTES_PER_FLOAT)):
+            records = await self._client.retrieve(
+                collection, list(ids), with_payload=False, with_vectors=True
+            )
         return {
             str(record.id): struct.pack(f"<{len(record.vector)}f", *record.vector)
             for record in records
@@ -118,21 +141,23 @@ class QdrantCalls:
         documents: Sequence[str],
         threshold: float | None,
     ) -> list[Hit]:
-        answer = await self._client.query_points(
-            collection,
-            query=_floats(vector),
-            limit=limit,
-            query_filter=_of(documents) if documents else None,
-            score_threshold=threshold,
-            with_payload=True,
-        )
+        with answers_up_to((limit + 1) * _POINT):
+            answer = await self._client.query_points(
+                collection,
+                query=_floats(vector),
+                limit=limit,
+                query_filter=_of(documents) if documents else None,
+                score_threshold=threshold,
+                with_payload=True,
+            )
         return [_hit(point) for point in answer.points]
 
     async def counts(self, collection: str, documents: Sequence[str]) -> dict[str, int]:
         """Points of each document that has any."""
-        answer = await self._client.facet(
-            collection, DOCUMENT, facet_filter=_of(documents), limit=len(documents), exact=True
-        )
+        with answers_up_to((len(documents) + 1) * _COUNT):
+            answer = await self._client.facet(
+                collection, DOCUMENT, facet_filter=_of(documents), limit=len(documents), exact=True
+            )
         return {str(hit.value): hit.count for hit in answer.hits}
 
     async def alias(self, name: str, collection: str) -> None:
@@ -144,7 +169,8 @@ class QdrantCalls:
         await self._client.update_collection_aliases([remove, create])
 
     async def aliases(self) -> dict[str, str]:
-        answer = await self._client.get_aliases()
+        with answers_up_to(_LIST):
+            answer = await self._client.get_aliases()
         return {each.alias_name: each.collection_name for each in answer.aliases}
 
     async def _delete(self, collection: str, document: str, generations: models.Range) -> None:

@@ -55,7 +55,8 @@ def failure(error: Exception, where: str) -> PenstockError:
     if isinstance(error, TimeoutError):
         return _away(f"{where} did not answer in time")
     source = getattr(error, "source", error)
-    return _away(f"{where} does not answer: {str(source)[:_LONGEST_TEXT] or type(source).__name__}")
+    verb = "gave" if hasattr(source, "is_unread") else "does not answer:"
+    return _away(f"{where} {verb} {str(source)[:_LONGEST_TEXT] or type(source).__name__}")
 
 
 def _refusal(status: int, error: Exception, where: str) -> PenstockError:

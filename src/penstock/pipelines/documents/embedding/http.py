@@ -6,14 +6,13 @@ import asyncio
 import logging
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from hashlib import blake2b
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from penstock.coordination.limits.headers import read_retry_after
 from penstock.coordination.limits.rates import MOST
 from penstock.errors import (
     ConfigError,
@@ -25,6 +24,18 @@ from penstock.errors import (
     ServerError,
 )
 from penstock.pipelines.documents.config.models import Embeddings
+from penstock.pipelines.documents.embedding.answers import (
+    AWAY,
+    BUSY,
+    FORBIDDEN,
+    MISMATCH,
+    REFUSED,
+    TOO_LONG,
+    longest_answer,
+    read_answer,
+    refusal_of,
+    too_long,
+)
 from penstock.pipelines.documents.embedding.embedder import Embedding, unit_vectors, well_formed
 from penstock.throttled_log import RateLimitedLog
 
@@ -38,133 +49,7 @@ if TYPE_CHECKING:
     from penstock.coordination.limits.setting import Algorithm
     from penstock.pipelines.documents.config.models import Embeddings
 
-__all__ = [
-    "AT_ONCE",
-    "AWAY",
-    "BUSY",
-    "FORBIDDEN",
-    "MISMATCH",
-    "REFUSED",
-    "ApiLimits",
-    "HttpEmbedder",
-    "read_answer",
-    "refusal_of",
-]
-
-BUSY: Final = "ERR_EMBEDDER_BUSY"
-AWAY: Final = "ERR_EMBEDDER_AWAY"
-FORBIDDEN: Final = "ERR_EMBEDDER_FORBIDDEN"
-REFUSED: Final = "ERR_EMBEDDER_REFUSED"
-MISMATCH: Final = "ERR_DIMENSION_MISMATCH"
-_ANSWER: Final = "ERR_EMBEDDER_ANSWER"
-_LONGEST_WORDS: Final = 200
-_FORBIDDEN: Final = {
-    HTTPStatus.UNAUTHORIZED,
-    HTTPStatus.PAYMENT_REQUIRED,
-    HTTPStatus.FORBIDDEN,
-    HTTPStatus.PROXY_AUTHENTICATION_REQUIRED,
-}
-_BUSY: Final = {HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE}
-
-
-# Client errors that are about the moment, not about the texts.
-_PASSING: Final = {HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.CONFLICT, HTTPStatus.TOO_EARLY}
-
-
-class _Item(msgspec.Struct):
-    embedding: list[float]
-    index: int | None = None
-
-
-class _Usage(msgspec.Struct):
-    total_tokens: int | None = None
-    prompt_tokens: int | None = None
-
-
-class _Answer(msgspec.Struct):
-    data: list[_Item]
-    usage: _Usage | None = None
-
-
-class _Words(msgspec.Struct):
-    message: str | None = None
-
-
-class _Refusal(msgspec.Struct):
-    error: _Words | str | None = None
-    message: str | None = None
-    detail: str | None = None
-
-
-_read_answer = msgspec.json.Decoder(_Answer).decode
-_read_refusal = msgspec.json.Decoder(_Refusal).decode
-
-
-def read_answer(body: bytes, texts: int) -> tuple[NDArray[np.float64], int | None]:
-    """A row for each text in their order, and the number of tokens if the API reports it.
-
-    EmbedderFailed for an answer that does not match the request.
-    """
-    import numpy as np  # noqa: PLC0415  an extra
-
-    try:
-        answer = _read_answer(body)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise _senseless(str(error)) from None
-    if len(answer.data) != texts:
-        raise _senseless(f"{len(answer.data)} vectors for {texts} texts")
-    items = answer.data
-    if any(item.index is not None for item in items):
-        by_index = {item.index: item for item in items}
-        if by_index.keys() != set(range(texts)):
-            raise _senseless("its indexes are not those of the texts")
-        items = [by_index[index] for index in range(texts)]
-    if len({len(item.embedding) for item in items}) != 1 or not items[0].embedding:
-        raise _senseless("vectors of different dimensions")
-    rows = np.array([item.embedding for item in items], np.float64)
-    if not np.isfinite(rows).all():
-        raise _senseless("what is no number")
-    usage = answer.usage
-    tokens = None if usage is None else usage.total_tokens or usage.prompt_tokens
-    return rows, tokens
-
-
-def refusal_of(
-    status: int, headers: Mapping[str, str], body: bytes, place: str, secret: str | None
-) -> DocumentError:
-    """What a status other than 200 means; its words never hold the `secret`."""
-    asked_s = read_retry_after(headers)
-    if status in _FORBIDDEN:
-        return DocumentRefused(  # its words may repeat the key
-            f"{place} refuses the key (HTTP {status})",
-            FORBIDDEN,
-            ("Check the environment variable that embeddings.api_key_env names",),
-        )
-    words = _words_of(body, secret)
-    reason = f"{place} answered HTTP {status}{words}"
-    if status in _BUSY:
-        return EmbedderFailed(reason, BUSY, retry_after=asked_s)
-    if status >= HTTPStatus.INTERNAL_SERVER_ERROR or status in _PASSING:
-        return EmbedderFailed(reason, AWAY, retry_after=asked_s)
-    return DocumentRefused(reason, REFUSED)
-
-
-def _words_of(body: bytes, secret: str | None) -> str:
-    try:
-        refusal = _read_refusal(body)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-        return ""
-    words = refusal.error.message if isinstance(refusal.error, _Words) else refusal.error
-    words = words or refusal.message or refusal.detail or ""
-    if secret:
-        words = words.replace(secret, "…")
-    words = " ".join(words.split())
-    return f": {words[:_LONGEST_WORDS]}" if words else ""
-
-
-def _senseless(why: str) -> EmbedderFailed:
-    return EmbedderFailed(f"the embedder's answer makes no sense: {why}", _ANSWER)
-
+__all__ = ["AT_ONCE", "ApiLimits", "HttpEmbedder"]
 
 quiet = RateLimitedLog(logging.getLogger(__name__))
 _EXACT_UP_TO: Final = 1_000
@@ -275,7 +160,6 @@ class HttpEmbedder:
         self._says_dimension = False
         self._key: str | None = None
         self._client: httpx.AsyncClient | None = None
-        self._library: Any = None
         self._limits: ApiLimits | None = None
         self._url: httpx.URL | None = None
         self._place = ""
@@ -328,6 +212,8 @@ class HttpEmbedder:
     def _prepare(self) -> None:
         try:
             import httpx  # noqa: PLC0415  an extra
+
+            from penstock.bounded_http import BoundedTransport, guard_key  # noqa: PLC0415  too
         except ImportError:
             raise ConfigError(
                 "the provider 'http' is not installed: pip install 'penstock[documents]'"
@@ -341,6 +227,9 @@ class HttpEmbedder:
             raise ConfigurationWrong("embeddings", ("url: expected https://…/v1",))
         public = url.copy_with(username=None, password=None, query=None, fragment=None)
         self._place = str(public)
+        outbound = self._app.settings.outbound
+        if config.api_key_env or url.userinfo:
+            guard_key(self._place, self._place, outbound)
         headers = {"Content-Type": "application/json"}
         if config.api_key_env:
             self._key = _key_from(config.api_key_env)
@@ -349,11 +238,15 @@ class HttpEmbedder:
         path = url.path.rstrip("/").removesuffix("/embeddings")
         self._url = url.copy_with(path=f"{path}/embeddings")
         self._limits = ApiLimits(self._app, config, url.host)
-        self._library = httpx
         self._client = httpx.AsyncClient(
             headers=headers,
             timeout=config.timeout,
-            limits=httpx.Limits(max_connections=2 * AT_ONCE, keepalive_expiry=_KEEP_S),
+            trust_env=False,
+            transport=BoundedTransport(
+                outbound,
+                within_s=config.timeout,
+                limits=httpx.Limits(max_connections=2 * AT_ONCE, keepalive_expiry=_KEEP_S),
+            ),
         )
 
     def _in_calls(self, texts: list[str]) -> Iterator[list[str]]:
@@ -373,17 +266,28 @@ class HttpEmbedder:
             yield some
 
     async def _fitting(self, texts: list[str]) -> tuple[NDArray[np.float64], int]:
-        """Rows of the right dimension."""
-        rows, tokens = await self._asked(texts)
-        if rows.shape[1] != self.dimension and not self._says_dimension:
-            # Some models make shorter vectors on request; those that do not refuse the very word.
-            self._says_dimension = True
-            try:
-                rows, tokens = await self._asked(texts)
-            except DocumentRefused as error:
+        """Rows of the right dimension, for which the API may have to be asked."""
+        try:
+            return await self._checked(texts)
+        except DocumentError as error:
+            # An answer that is too long may be of vectors of the model's own dimension.
+            if self._says_dimension or error.error_code not in {MISMATCH, TOO_LONG}:
+                raise
+            wrong = error
+        # Some models make shorter vectors on request; those that do not refuse the very word.
+        self._says_dimension = True
+        try:
+            return await self._checked(texts)
+        except DocumentRefused as error:
+            if error.error_code != MISMATCH:
                 self._says_dimension = False
-                if error.error_code != REFUSED:
-                    raise
+            if error.error_code == REFUSED:
+                raise wrong from None
+            raise
+
+    async def _checked(self, texts: list[str]) -> tuple[NDArray[np.float64], int]:
+        """Rows of the right dimension, or DocumentRefused."""
+        rows, tokens = await self._asked(texts)
         if rows.shape[1] != self.dimension:
             raise DocumentRefused(
                 f"{self._place} has vectors of dimension {rows.shape[1]} of the model "
@@ -408,9 +312,10 @@ class HttpEmbedder:
             if status != HTTPStatus.OK:
                 raise refusal_of(status, headers, body, self._place, self._key)
             if len(body) > _IN_A_THREAD:
-                rows, counted = await asyncio.to_thread(read_answer, body, len(texts))
+                read = asyncio.to_thread(read_answer, body, len(texts), self._dimension)
+                rows, counted = await read
             else:
-                rows, counted = read_answer(body, len(texts))
+                rows, counted = read_answer(body, len(texts), self._dimension)
         except DocumentError as error:
             if error.error_code in _NOT_COUNTED:
                 await self._limits.settle(reservation, 0)
@@ -438,20 +343,26 @@ class HttpEmbedder:
         }
         if self._says_dimension:
             question["dimensions"] = self.dimension
-        content, library = msgspec.json.encode(question), self._library
+        import httpx  # noqa: PLC0415  an extra
+
+        from penstock.bounded_http import AnswerRefused, answers_up_to  # noqa: PLC0415  needs it
+
+        content = msgspec.json.encode(question)
+        longest = longest_answer(len(texts), self._dimension)
         for attempt in (1, 2):
             if self._client is None or self._url is None:
                 raise NotOpen("the embedder is not open: call open() first")
             try:
-                # httpx counts the time between two bytes: one that trickles would last for ever.
-                async with asyncio.timeout(self._config.timeout):
+                with answers_up_to(longest):
                     response = await self._client.post(self._url, content=content)
-            except (TimeoutError, library.TimeoutException):
+            except httpx.TimeoutException:
                 raise EmbedderFailed(
                     f"{self._place} did not answer within {self._config.timeout:g} s", AWAY
                 ) from None
-            except library.HTTPError as error:
-                lost = library.ReadError | library.WriteError | library.RemoteProtocolError
+            except AnswerRefused as error:
+                raise too_long(str(error)) from None
+            except httpx.HTTPError as error:
+                lost = httpx.ReadError | httpx.WriteError | httpx.RemoteProtocolError
                 if attempt == 1 and isinstance(error, lost):
                     continue
                 raise EmbedderFailed(
