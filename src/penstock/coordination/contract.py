@@ -57,6 +57,12 @@ _LIMITS = (
         HASH, ALWAYS, "seconds after the last caller waited", "limits", OURS,
     ),
     Family(
+        "limit.penalty",
+        "penstock:limit:<endpoint>:<client>:penalty",
+        "penstock:limit:{<endpoint>:<client>}:penalty",
+        STRING, ALWAYS, "as long as the penalty", "limits", OURS,
+    ),
+    Family(
         "hourly_limit.count",
         f"{AREA}:rate_limit:<hour>", f"{AREA}:{{rate_limit}}:<hour>",
         STRING, ALWAYS, "2 hours", "limits", "Penstock; other programs may INCRBY",

@@ -13,14 +13,16 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from http import HTTPStatus
 from typing import Final
 
 from penstock.coordination.limits.headers import read_retry_after, read_usages
 from penstock.coordination.limits.limit import EVERYONE, Limit
+from penstock.coordination.limits.penalty import obey
 from penstock.coordination.limits.result import Usage
 from penstock.errors import ServerError, SettingError
+from penstock.hosts import HostPatterns
 
 try:
     import httpx
@@ -48,11 +50,14 @@ class LimitedTransport(httpx.AsyncBaseTransport):
     - `timeout_s`: maximum wait for permits, over all attempts of a request; then `LimitReached`.
       None waits without a limit.
     - `learn`: adopt the counts of `RateLimit` and `X-RateLimit-*` headers.
+    - `hosts`: whose answers count, names or patterns such as `*.example.com` (default: the host of
+      the first request). Answers of others, to which a redirect may lead, change no limit.
 
-    A 429, or a 503 with `Retry-After`, stops all users of the limit for that time, and then the
-    request is repeated. A 429 without a time may mean that the account is blocked: all users stop
-    for `limits.blocked_s`, and the response is returned. It is returned as well if the request
-    cannot be repeated: its body can be read only once, or it is a `POST` that got a 503.
+    A 429, or a 503 with `Retry-After`, stops all users of the limit for that time, but no longer
+    than `limits.longest_penalty_s`, and then the request is repeated. A 429 without a time may mean
+    that the account is blocked: all users stop for `limits.blocked_s`, and the response is
+    returned. It is returned as well if the request cannot be repeated: its body can be read only
+    once, or it is a `POST` that got a 503.
     """
 
     def __init__(
@@ -65,6 +70,7 @@ class LimitedTransport(httpx.AsyncBaseTransport):
         retries: int = 3,
         timeout_s: float | None = None,
         learn: bool = True,
+        hosts: Iterable[str] = (),
     ) -> None:
         if type(retries) is not int or retries < 0:
             raise SettingError("retries", retries, "a whole number from 0 on")
@@ -72,20 +78,25 @@ class LimitedTransport(httpx.AsyncBaseTransport):
         self._wrapped = httpx.AsyncHTTPTransport() if wrapped is None else wrapped
         self._cost, self._key = cost, key
         self._retries, self._timeout_s, self._learn = retries, timeout_s, learn
+        given = (hosts,) if isinstance(hosts, str) else tuple(hosts)
+        self._hosts = HostPatterns(given, setting="hosts") if given else None
+        self._first_host: str | None = None
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
         """Send a request, as often as it takes within `retries`."""
         cost = self._cost(request) if callable(self._cost) else self._cost
         key = self._key(request) if callable(self._key) else self._key
         deadline = math.inf if self._timeout_s is None else time.monotonic() + self._timeout_s
-        retries = self._retries
+        host, retries = request.url.host, self._retries
+        if self._first_host is None:
+            self._first_host = host
         while True:
             left_s = max(0.0, deadline - time.monotonic())
             timeout = left_s if math.isfinite(left_s) else None
             await self._limit.acquire(cost, timeout_s=timeout, key=key)
             response = await self._wrapped.handle_async_request(request)
             try:
-                again_s = await self._heed(response, key)
+                again_s = await self._heed(response, host, key) if self._is_asked(host) else None
             except BaseException:
                 await response.aclose()
                 raise
@@ -103,26 +114,22 @@ class LimitedTransport(httpx.AsyncBaseTransport):
         """Close what sends. The limit stays."""
         await self._wrapped.aclose()
 
-    async def _heed(self, response: httpx.Response, key: str) -> float | None:
+    def _is_asked(self, host: str) -> bool:
+        """Whether the limit is about this host."""
+        return host == self._first_host if self._hosts is None else self._hosts.allows(host)
+
+    async def _heed(self, response: httpx.Response, host: str, key: str) -> float | None:
         """Share the limits of a response with all processes; seconds until a retry makes sense."""
         usages = read_usages(response.headers, self._limit.setting.rates)
         if self._learn and usages and not await _shared(self._limit.reconcile(usages, key=key)):
             return None
-        wait_s = _asked_wait_s(response, usages)
-        if wait_s is None:
-            if response.status_code == HTTPStatus.TOO_MANY_REQUESTS:
-                blocked_s = self._limit.client.settings.limits.blocked_s
-                logger.warning(
-                    "refused without a time to come back, as blocked accounts are; "
-                    "limit %r stops for %g s",
-                    self._limit.name,
-                    blocked_s,
-                )
-                await _shared(self._limit.penalise(blocked_s, key=key))
+        status, asked_s = response.status_code, _asked_wait_s(response, usages)
+        if asked_s is None and status != HTTPStatus.TOO_MANY_REQUESTS:
             return None
-        if wait_s and not await _shared(self._limit.penalise(wait_s, key=key)):
+        obeyed = obey(self._limit, asked_s, host=host, status=status, key=key)
+        if not await _shared(obeyed) or asked_s is None:
             return None
-        return wait_s
+        return min(asked_s, self._limit.client.settings.limits.longest_penalty_s)
 
 
 def _asked_wait_s(response: httpx.Response, usages: list[Usage]) -> float | None:

@@ -61,6 +61,8 @@ class LimitSettings(Group):
     """Buckets per window of the compact algorithm; it admits 1/n less."""
     blocked_s: Seconds = 60.0
     """Penalty after a refusal without a Retry-After."""
+    longest_penalty_s: LongSeconds = 3_600.0
+    """Longest penalty that headers of an answer can ask for; `penalise` in code may be longer."""
 
 
 class HourlySettings(Group):

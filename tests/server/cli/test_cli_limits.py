@@ -1,9 +1,12 @@
 """`penstock limit`, as a person or a script meets it."""
 
 import asyncio
+from datetime import UTC, datetime
 
 import pytest
 from tests.kit.shell import all_refused, refused
+
+from penstock.coordination.limits.penalty import obey
 
 
 async def use(app, times=1, key="all"):
@@ -41,6 +44,26 @@ def test_limits_are_listed_and_shown_with_what_is_left(shell, valkey_server, in_
     assert [window["remaining"] for window in other["windows"]] == [5, 50]
 
 
+def test_the_answer_that_asked_for_a_penalty_is_shown(shell, valkey_server, in_code):
+    async def stop(app):
+        await use(app)
+        limit = app.limit("api", ["5/min", "50/hour"])
+        await obey(limit, 86_400.0, host="api.example", status=429)
+        await obey(limit, 5.0, host="other.example", status=503)
+
+    in_code(valkey_server, stop)
+    view = shell.json("limit", "show", "api")
+    assert view["penalty_for"] == {"host": "api.example", "status": 429, "asked_s": 86_400.0}
+    assert 3_500 < view["penalty_s"] <= 3_600
+    assert "api.example answered 429 and asked for 1.0 d" in shell.ok("limit", "show", "api")
+
+    async def by_hand(app):  # as an older version would, which leaves the note
+        await app.limit("api", ["5/min", "50/hour"]).penalise(7_200)
+
+    in_code(valkey_server, by_hand)
+    assert shell.json("limit", "show", "api")["penalty_for"] is None
+
+
 def test_a_penalty_and_those_who_wait_are_shown(shell, valkey_server, in_code):
     async def stop(app):
         await use(app)
@@ -49,6 +72,11 @@ def test_a_penalty_and_those_who_wait_are_shown(shell, valkey_server, in_code):
     in_code(valkey_server, stop)
     assert 290 < shell.json("limit", "show", "api")["penalty_s"] <= 300
     assert "more" in shell.ok("limit", "show", "api")
+
+    view = shell.json("limit", "show", "api")
+    assert view["penalty_for"] is None
+    ends = datetime.fromisoformat(view["penalty_until"])
+    assert 280 < (ends - datetime.now(UTC)).total_seconds() <= 301
 
     async def look_while_waiting(app):
         limit = app.limit("api", ["5/min", "50/hour"])

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 
 import msgspec
 
 from penstock.coordination.access import Coordination
 from penstock.coordination.limits.limit import EVERYONE, Limit, Reservation
+from penstock.coordination.limits.penalty import PenaltyNote, find_note
 from penstock.coordination.limits.rates import Rate, parse_rates
 from penstock.coordination.limits.result import LimitResult, WindowStatus
 from penstock.coordination.limits.setting import Algorithm, LimitSetting
@@ -61,6 +63,10 @@ class LimitView(LimitLine, frozen=True, kw_only=True):
     """What is left of each rate, without the buffer."""
     penalty_s: float
     """How long all calls are refused; 0 without a penalty."""
+    penalty_until: str = ""
+    """When that ends, by the clock of this process; empty without a penalty."""
+    penalty_for: PenaltyNote | None = None
+    """The answer of a provider that asked for it; None if code did."""
     waiting: int
     """Callers in line; one that has gone counts for some seconds more."""
     unreadable: str = ""
@@ -73,14 +79,16 @@ async def list_limits(app: Coordination) -> list[LimitLine]:
 
 
 async def show_limit(app: Coordination, name: str, key: str = EVERYONE) -> LimitView:
-    """Show one limit; CoordinationError if there is none of this name. Four round trips."""
-    limit, windows, penalty_s, waiting, unreadable = await _known(app, name), [], 0.0, 0, ""
+    """Show one limit; CoordinationError if there is none of this name. Five round trips."""
+    limit, windows, waiting, unreadable = await _known(app, name), [], 0, ""
+    penalty_s, note = 0.0, None
     try:
         answer = await limit.peek(key=key)
         if answer.reason == "away":
             raise Unreachable("the server went away")  # that is not the same as nothing left
         windows = list(answer.windows)
         penalty_s = answer.retry_after_s if answer.reason == "penalty" else 0.0
+        note = await find_note(limit, key, penalty_s) if penalty_s else None
         tickets = await app.redis.call("HVALS", limit.keys(key).tickets, role=Role.RATELIMIT)
         waiting = count_callers(tickets)
     except (CommandRefused, ScriptFailed) as error:
@@ -90,6 +98,8 @@ async def show_limit(app: Coordination, name: str, key: str = EVERYONE) -> Limit
         key=key,
         windows=windows,
         penalty_s=penalty_s,
+        penalty_until=_in(penalty_s) if penalty_s else "",
+        penalty_for=note,
         waiting=waiting,
         unreadable=unreadable,
     )
@@ -195,6 +205,11 @@ async def _is_registered(app: Coordination, name: str) -> bool:
         return await app.limits.find(name) is not None
     except DecodeError:
         return True
+
+
+def _in(seconds: float) -> str:
+    end = datetime.now(UTC) + timedelta(seconds=seconds)
+    return end.isoformat(timespec="seconds").replace("+00:00", "Z")
 
 
 def _missing(name: str) -> CoordinationError:

@@ -57,6 +57,11 @@ class LimitKeys(FamilyKeys):
         """HASH: from a ticket to what its callers want and when it was renewed."""
         return f"{self.root}penstock:limit:{self.home}:tickets"
 
+    @property
+    def penalty(self) -> str:
+        """STRING: which answer of a provider the penalty is for, as JSON."""
+        return f"{self.root}penstock:limit:{self.home}:penalty"
+
 
 class HourlyLimitKeys(FamilyKeys):
     """Counters of a limit per clock hour; on a cluster all hours share a slot.

@@ -217,7 +217,7 @@ class Limit:
             for place, kind in ((keys.waiting, b"zset"), (keys.tickets, b"hash"))
             if await self.client.call("TYPE", place) != kind
         ]
-        await self.client.call("DEL", keys.log, keys.state, *foreign)
+        await self.client.call("DEL", keys.log, keys.state, keys.penalty, *foreign)
 
     async def edit(self, setting: LimitSetting | Windows) -> None:
         """Change the limit for all processes, whatever their code declares.

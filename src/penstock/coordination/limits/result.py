@@ -99,8 +99,9 @@ def counted_by_provider(usages: Iterable[Usage], setting: LimitSetting) -> list[
             counted.append((_UNKNOWN, _UNKNOWN))
             continue
         reset_s = _number(usage.reset_s)
+        # No later than after a whole period: else one answer could stop the limit for a year.
+        resets_ms = _UNKNOWN if reset_s is None else min(math.ceil(reset_s * 1000), given.period_ms)
         # The buffer is ours: what they have counted is compared with what we grant.
-        resets_ms = _UNKNOWN if reset_s is None else math.ceil(reset_s * 1000)
         counted.append((min(math.ceil(used), given.limit), resets_ms))
     return counted
 

@@ -144,15 +144,17 @@ async def test_a_time_to_come_back_beyond_the_timeout_is_handed_back(limit, prov
 
 
 async def test_a_refusal_without_a_time_stops_everybody_and_is_handed_back(
-    http, limit, provider, caplog
+    client, namespace, provider, caplog
 ):
+    limit = Limit(client, namespace, setting_of("100/min"))
     provider.answer(429)
-    assert (await http.get(provider.url)).status_code == 429
+    async with open_http(limit) as http:
+        assert (await http.get(provider.url)).status_code == 429
     assert len(provider.asked) == 1
     answer = await limit.try_acquire()
     assert answer.reason == "penalty"
     assert 25 < answer.retry_after_s <= 30
-    assert "limit 'provider' stops for 30 s" in caplog.text
+    assert f"limit {namespace!r} stops for 30 s: 127.0.0.1 answered 429 without" in caplog.text
 
 
 async def test_a_refusal_may_say_the_time_in_its_other_headers(http, limit, provider):
@@ -163,6 +165,86 @@ async def test_a_refusal_may_say_the_time_in_its_other_headers(http, limit, prov
     answer = await limit.try_acquire()
     assert not answer
     assert 15 < answer.retry_after_s <= 20
+
+
+# ---- answers that ask for too much, and of those who are not asked
+
+
+async def test_no_answer_stops_a_limit_for_longer_than_the_settings_allow(
+    client, namespace, provider, caplog
+):
+    limit = Limit(client, namespace, setting_of("100/min"))
+    provider.answer(429, {"Retry-After": "31536000"})
+    async with open_http(limit, retries=0) as http:
+        assert (await http.get(provider.url)).status_code == 429
+    answer = await limit.try_acquire()
+    assert answer.reason == "penalty"
+    assert 3_500 < answer.retry_after_s <= 3_600
+    [record] = [one for one in caplog.records if "stops for" in one.message]
+    assert record.levelname == "WARNING"
+    assert record.message == (
+        f"limit {namespace!r} stops for 3600 s: 127.0.0.1 answered 429, and asked for 3.1536e+07 s "
+        "(limits.longest_penalty_s)"
+    )
+
+
+@pytest.mark.parametrize("name", ["X-RateLimit", "X-Rate-Limit"])
+async def test_no_reset_of_a_window_is_later_than_its_period(http, limit, provider, name):
+    counts = {f"{name}-Limit": "100", f"{name}-Remaining": "0", f"{name}-Reset": "31000000"}
+    provider.answer(200, counts)
+    await http.get(provider.url)
+    assert (await limit.peek()).remaining == 0
+    assert (await limit.peek()).windows[0].reset_s <= 60
+
+
+async def test_code_may_penalise_for_longer(limit):
+    assert await limit.penalise(100_000) > 99_000
+    assert (await limit.try_acquire()).retry_after_s > 99_000
+
+
+@pytest.mark.parametrize("hosts", [(), ["127.0.0.1"], ["127.0.0.0/8"]])
+async def test_answers_of_other_hosts_change_no_limit(limit, provider, hosts):
+    """A redirect of the provider leads to another host, which is `localhost` here."""
+    async with Provider() as other:
+        place = other.url.replace("127.0.0.1", "localhost")
+        counts = {"X-RateLimit-Limit": "100", "X-RateLimit-Remaining": "0"}
+        other.answer(429, {"Retry-After": "31536000", **counts})
+        other.answer(429)
+        async with open_http(limit, hosts=hosts) as http:
+            for _ in range(2):
+                provider.answer(302, {"Location": place})
+                response = await http.get(provider.url, follow_redirects=True)
+                assert response.status_code == 429
+        assert len(other.asked) == 2, "they are not repeated either"
+    assert await used(limit) == 4, "each attempt is counted"
+    assert (await limit.try_acquire()).allowed
+
+
+async def test_answers_of_all_hosts_that_are_named_count(limit, provider):
+    async with Provider() as other:
+        other.answer(429, {"Retry-After": "60"})
+        async with open_http(limit, hosts=["127.0.0.1", "localhost"], retries=0) as http:
+            await http.get(provider.url)
+            await http.get(other.url.replace("127.0.0.1", "localhost"))
+    assert (await limit.try_acquire()).reason == "penalty"
+
+
+@pytest.mark.parametrize("hosts", ["http://api.example", ["*"], [""]])
+async def test_hosts_that_are_none_are_refused(limit, hosts):
+    with pytest.raises(SettingError, match="hosts"):
+        LimitedTransport(limit, hosts=hosts)
+
+
+async def test_a_note_that_cannot_be_stored_does_not_cost_the_penalty(limit, provider):
+    place = limit.keys("all").penalty
+    await limit.client.call("HSET", place, "of", "another program")
+    provider.answer(429, {"Retry-After": "60"})
+    async with open_http(limit, retries=0) as http:
+        assert (await http.get(provider.url)).status_code == 429
+    assert (await limit.try_acquire()).reason == "penalty"
+    await limit.reset()
+    assert (await limit.try_acquire()).allowed
+    assert not await limit.client.call("EXISTS", place)
 
 
 async def test_a_503_is_obeyed_if_it_says_when(http, limit, provider):

@@ -105,13 +105,24 @@ def _show(view: LimitView) -> None:
         say(f"  stored     {view.unreadable}")
         say("             penstock limit reset removes it")
         return
-    say(f"  penalty    {f'{age(view.penalty_s * 1000)} more' if view.penalty_s else 'none'}")
+    say(f"  penalty    {_penalty(view)}")
     say(f"  waiting    {view.waiting:,}")
     rows = [
         (window.remaining, window.limit, age(window.reset_s * 1000), rate)
         for window, rate in zip(view.windows, view.rates, strict=True)
     ]
     table(("LEFT", "OF", "ALL FREE IN", "WINDOW"), rows)
+
+
+def _penalty(view: LimitView) -> str:
+    if not view.penalty_s:
+        return "none"
+    text = f"{age(view.penalty_s * 1000)} more, until {view.penalty_until}"
+    note = view.penalty_for
+    if note is None:
+        return text
+    asked = f" and asked for {age(note.asked_s * 1000)}" if note.asked_s else ""
+    return f"{text}: {note.host} answered {note.status}{asked}"
 
 
 def _manner(line: LimitLine) -> str:

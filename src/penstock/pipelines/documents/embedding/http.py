@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
+from penstock.coordination.limits.penalty import obey
 from penstock.coordination.limits.rates import MOST
 from penstock.errors import (
     ConfigError,
@@ -78,7 +79,7 @@ class ApiLimits:
             if self.most_tokens is None
             else _limit(app, f"{name}.tokens", self.most_tokens, "compact")
         )
-        self._patience_s = config.timeout
+        self._patience_s, self._host = config.timeout, host
 
     async def call(self, place: str) -> None:
         """Wait for a permit to call: for our own limit as long as it takes.
@@ -118,10 +119,11 @@ class ApiLimits:
             except (ServerError, NotOpen) as error:
                 quiet.warning("settle", "the tokens of a call were not settled: %s", error)
 
-    async def leave_alone(self, seconds: float | None) -> None:
+    async def leave_alone(self, seconds: float | None, status: int) -> None:
         """Let all processes wait."""
         try:
-            await self._calls.penalise(_BUSY_S if seconds is None else seconds)
+            asked_s = _BUSY_S if seconds is None else seconds
+            await obey(self._calls, asked_s, host=self._host, status=status)
         except (ServerError, NotOpen) as error:
             quiet.warning("busy", "the pause for a busy embedder was not shared: %s", error)
 
@@ -310,7 +312,10 @@ class HttpEmbedder:
                 await self._limits.settle(reservation, 0)
                 return await self._asked_in_halves(texts)
             if status != HTTPStatus.OK:
-                raise refusal_of(status, headers, body, self._place, self._key)
+                refusal = refusal_of(status, headers, body, self._place, self._key)
+                if refusal.error_code == BUSY:
+                    await self._limits.leave_alone(refusal.retry_after, status)
+                raise refusal
             if len(body) > _IN_A_THREAD:
                 read = asyncio.to_thread(read_answer, body, len(texts), self._dimension)
                 rows, counted = await read
@@ -319,8 +324,6 @@ class HttpEmbedder:
         except DocumentError as error:
             if error.error_code in _NOT_COUNTED:
                 await self._limits.settle(reservation, 0)
-            if error.error_code == BUSY:
-                await self._limits.leave_alone(error.retry_after)
             raise
         used = estimate if counted is None else counted
         await self._limits.settle(reservation, used)
