@@ -69,6 +69,7 @@ PenstockError
         ├── ClusterDown            the cluster has no owner for the slot now
         ├── ServerBusy             a script or a function blocks the server
         ├── Redirected             too many redirections
+        ├── HostNotAllowed         the server names a host that `cluster.hosts` does not allow
         ├── ScriptMissing          the server does not have a script (it is loaded again)
         ├── DurabilityUnavailable  this server cannot offer the requested durability
         └── CommandRefused         the server refused the command (WRONGTYPE, CROSSSLOT, ERR …)

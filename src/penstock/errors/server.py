@@ -13,6 +13,7 @@ __all__ = [
     "CommandRefused",
     "DurabilityMissed",
     "DurabilityUnavailable",
+    "HostNotAllowed",
     "OutOfMemory",
     "Outcome",
     "OutcomeUnknown",
@@ -144,6 +145,10 @@ class Redirected(Rejected):
     """The slot lives on another node (MOVED, ASK) or is being moved (TRYAGAIN)."""
 
     transient = True
+
+
+class HostNotAllowed(Rejected):
+    """A cluster or a sentinel names a host that `cluster.hosts` does not allow: not connected."""
 
 
 class ScriptMissing(Rejected):

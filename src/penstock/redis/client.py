@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Self, TypeVar
 from penstock.errors import (
     ClusterDown,
     CommandRefused,
+    HostNotAllowed,
     NotOpen,
     OutcomeUnknown,
     ReadOnlyReplica,
@@ -28,7 +29,7 @@ from penstock.redis.redis_py import redis_py_client
 from penstock.redis.retry import with_retry
 from penstock.redis.routing import command_slot
 from penstock.redis.script import Script, ScriptCaller
-from penstock.redis.topology import ClusterMap, NodeMap, OneServer, SentinelMap
+from penstock.redis.topology import AllowedHosts, ClusterMap, NodeMap, OneServer, SentinelMap
 from penstock.redis.wire import Argument, Command, Reply, Wire
 from penstock.settings import Settings
 
@@ -363,18 +364,27 @@ class Client:
             }
             if not redirects:
                 break
-            targets = await self._follow(cluster, redirects)
+            targets = await self._follow(cluster, redirects, replies)
         return replies
 
     async def _follow(
-        self, cluster: ClusterMap, redirects: dict[int, tuple[Redirected, Node]]
+        self,
+        cluster: ClusterMap,
+        redirects: dict[int, tuple[Redirected, Node]],
+        replies: list[Reply],
     ) -> dict[int, tuple[Node, bool]]:
-        """Return where each redirected command goes next, after a moment if one must wait."""
+        """Return where each redirected command goes next, after a moment if one must wait.
+
+        One that may not go there ends among the replies.
+        """
         targets: dict[int, tuple[Node, bool]] = {}
         early = False
         for place, (error, asked) in redirects.items():
             if str(error).startswith(("MOVED ", "ASK ")):
-                targets[place] = cluster.redirected(error, asked)
+                try:
+                    targets[place] = cluster.redirected(error, asked)
+                except HostNotAllowed as refusal:
+                    replies[place] = refusal
             else:
                 early = True
                 targets[place] = (asked, False)
@@ -397,13 +407,14 @@ class Client:
 
     def _make_map(self) -> NodeMap:
         address = self.address
+        if address.topology is Topology.SINGLE:
+            return OneServer(address.endpoints[0], self._make_node)
+        allowed = AllowedHosts(address.endpoints, self.settings.cluster.hosts)
         if address.topology is Topology.CLUSTER:
-            self._cluster = ClusterMap(address.endpoints, self._make_node)
+            self._cluster = ClusterMap(address.endpoints, self._make_node, allowed)
             return self._cluster
-        if address.topology is Topology.SENTINEL:
-            sentinels = [self._make_sentinel(endpoint) for endpoint in address.endpoints]
-            return SentinelMap(address.service, sentinels, self._make_node)
-        return OneServer(address.endpoints[0], self._make_node)
+        sentinels = [self._make_sentinel(endpoint) for endpoint in address.endpoints]
+        return SentinelMap(address.service, sentinels, self._make_node, allowed)
 
     def _make_node(self, endpoint: Endpoint) -> Node:
         return self._keep(

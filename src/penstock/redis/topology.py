@@ -13,17 +13,19 @@ from typing import Any, Protocol, cast
 from penstock.errors import (
     AddressError,
     ClusterDown,
+    HostNotAllowed,
     PenstockError,
     Redirected,
     ServerError,
     Unreachable,
 )
+from penstock.hosts import HostPatterns
 from penstock.redis.address import Endpoint
 from penstock.redis.keys.hash_slot import SLOTS, key_slot
 from penstock.redis.node import Node, Role
 from penstock.redis.wire import Argument, Reply
 
-__all__ = ["ClusterMap", "NodeMap", "OneServer", "SentinelMap"]
+__all__ = ["AllowedHosts", "ClusterMap", "NodeMap", "OneServer", "SentinelMap"]
 
 # While a primary is down every call doubts the answer; the question is not asked for each of them.
 _BETWEEN_QUESTIONS_S = 0.2
@@ -33,6 +35,26 @@ _ANSWER_WITHIN_S = 1.0
 _MOST_TAGS = SLOTS * 16
 
 MakeNode = Callable[[Endpoint], Node]
+
+
+class AllowedHosts:
+    """Hosts that a server may name: those of our address, and of `cluster.hosts`, if it is set.
+
+    The password goes to whatever is named.
+    """
+
+    def __init__(self, own: tuple[Endpoint, ...], hosts: str) -> None:
+        self._own = {endpoint.host for endpoint in own}
+        patterns = hosts.split(",") if hosts else ()
+        self._patterns = HostPatterns(patterns, setting="cluster.hosts") if patterns else None
+
+    def check(self, host: str, named_by: Node) -> None:
+        """Raise HostNotAllowed for any other."""
+        if self._patterns is None or host in self._own or self._patterns.allows(host):
+            return
+        raise HostNotAllowed(
+            f"{named_by.endpoint} names the host {host[:100]!r}, which cluster.hosts does not allow"
+        )
 
 
 class NodeMap(Protocol):
@@ -69,8 +91,9 @@ class SentinelMap:
         service: str,
         sentinels: list[Node],
         make_node: MakeNode,
+        allowed: AllowedHosts,
     ) -> None:
-        self._service = service
+        self._service, self._allowed = service, allowed
         self._sentinels = sentinels
         self._make_node = make_node
         self._primary: Node | None = None
@@ -95,6 +118,8 @@ class SentinelMap:
                 named = await _answer(
                     sentinel, "SENTINEL", "GET-MASTER-ADDR-BY-NAME", self._service
                 )
+                if named:
+                    self._allowed.check(named[0].decode(), sentinel)
             except (ServerError, AddressError) as error:
                 failure = failure or error
                 continue
@@ -122,8 +147,10 @@ class ClusterMap:
     A doubt leaves the map in use: while one caller asks, the others go on with what is known.
     """
 
-    def __init__(self, seeds: tuple[Endpoint, ...], make_node: MakeNode) -> None:
-        self._seeds = seeds
+    def __init__(
+        self, seeds: tuple[Endpoint, ...], make_node: MakeNode, allowed: AllowedHosts
+    ) -> None:
+        self._seeds, self._allowed = seeds, allowed
         self._make_node = make_node
         self._nodes: dict[Endpoint, Node] = {}
         self._owners: list[Node | None] = []
@@ -160,10 +187,13 @@ class ClusterMap:
     def redirected(self, error: Redirected, asked: Node) -> tuple[Node, bool]:
         """Return the node that the answer names and whether it wants `ASKING` first.
 
-        A finished move is remembered; a move under way (ASK) is not.
+        A finished move is remembered; a move under way (ASK) is not. HostNotAllowed for a host that
+        may not be named.
         """
         kind, slot, place = str(error).split(" ")[:3]
         host, _, port = place.rpartition(":")
+        if host:
+            self._allowed.check(host, asked)
         node = self._at(Endpoint(host or asked.endpoint.host, int(port)))
         if kind == "MOVED" and self._owners:
             self._owners[int(slot)] = node
@@ -174,15 +204,10 @@ class ClusterMap:
         failure: PenstockError | None = None
         for node in self._likely():
             try:
-                ranges = await _answer(node, "CLUSTER", "SLOTS")
+                owners = self._owners_in(await _answer(node, "CLUSTER", "SLOTS"), node)
             except (ServerError, AddressError) as error:
                 failure = error
                 continue
-            owners: list[Node | None] = [None] * SLOTS
-            for first, last, (host, port, *_), *_ in ranges:
-                # Without a host it is the one that we have just talked to.
-                place = host.decode() if host else node.endpoint.host
-                owners[first : last + 1] = [self._at(Endpoint(place, port))] * (last + 1 - first)
             if any(owners):
                 self._owners = owners
                 self._primaries = list(dict.fromkeys(owner for owner in owners if owner))
@@ -191,6 +216,17 @@ class ClusterMap:
                 return
             failure = ClusterDown(f"{node.endpoint}: no slot has an owner")
         raise failure or Unreachable("no cluster node is known")
+
+    def _owners_in(self, ranges: Reply, node: Node) -> list[Node | None]:
+        """The owner of each slot, as `node` reports it."""
+        owners: list[Node | None] = [None] * SLOTS
+        for first, last, (host, port, *_), *_ in ranges:
+            # Without a host it is the one that we have just talked to.
+            place = host.decode() if host else node.endpoint.host
+            if host:
+                self._allowed.check(place, node)
+            owners[first : last + 1] = [self._at(Endpoint(place, port))] * (last + 1 - first)
+        return owners
 
     def _likely(self) -> Iterator[Node]:
         """Nodes to ask: those with an open connection first, those under suspicion late."""

@@ -48,6 +48,7 @@ from penstock.settings.reading import (
     suggestion,
 )
 from penstock.settings.redis import (
+    ClusterSettings,
     CodecSettings,
     EmbeddedSettings,
     HealthSettings,
@@ -60,6 +61,7 @@ from penstock.settings.topics import TopicSettings
 
 __all__ = [
     "CacheSettings",
+    "ClusterSettings",
     "CodecSettings",
     "DocumentSettings",
     "EmbeddedSettings",
@@ -125,6 +127,7 @@ class Settings(Group):
     timeouts: TimeoutSettings = field(default_factory=TimeoutSettings)
     retry: RetrySettings = field(default_factory=RetrySettings)
     tls: TlsSettings = field(default_factory=TlsSettings)
+    cluster: ClusterSettings = field(default_factory=ClusterSettings)
     embedded: EmbeddedSettings = field(default_factory=EmbeddedSettings)
     codec: CodecSettings = field(default_factory=CodecSettings)
     health: HealthSettings = field(default_factory=HealthSettings)

@@ -10,6 +10,7 @@ from penstock.settings.group import Bytes, Count, Group, Seconds, Share
 
 __all__ = [
     "RESERVED_WORDS",
+    "ClusterSettings",
     "CodecSettings",
     "EmbeddedSettings",
     "HealthSettings",
@@ -73,6 +74,15 @@ class TlsSettings(Group):
     cert_file: str | None = None
     key_file: str | None = None
     check_hostname: bool = True
+
+
+class ClusterSettings(Group):
+    """Servers that a cluster or sentinels name."""
+
+    section: ClassVar[str] = "cluster"
+    hosts: str = ""
+    """Hosts that they may name, besides those of the address: names, `*.example.com`, addresses and
+    networks, separated by commas. Empty for any."""
 
 
 class EmbeddedSettings(Group):
