@@ -76,8 +76,10 @@ class RateLimitMiddleware:
     - `tiers`: by name. `tier_of` finds the name for a scope; None for requests that are not
       limited. If not given, websockets are of the tier "websocket" and all others of "default".
     - `trusted_proxies`: addresses whose `X-Forwarded-For` is used; "unix" for a unix socket.
+      `Forwarded` (RFC 7239) is not read.
     - `ipv6_prefix`: bits of an IPv6 address that identify a caller.
-    - `away`: without the server, let everything through ("open") or nothing ("closed").
+    - `away`: without the server, let everything through ("open") or nothing ("closed"), as is right
+      for logins.
 
     Refused requests get a 429 with `application/problem+json` and `Retry-After`; websockets are
     refused before they are accepted. They are not counted. Limits of these names can be edited like

@@ -286,7 +286,9 @@ class Client:
             opened, self._redis_py = self._redis_py, None
             await opened[1].aclose()  # its server is no primary any more
         if self._redis_py is None:
-            made = redis_py_client(self.address, places[0], self.settings)
+            made = redis_py_client(
+                self.address, places[0], self.settings, self._connector.credentials
+            )
             self._redis_py = (places[0], made)
         return self._redis_py[1]
 

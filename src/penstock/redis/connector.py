@@ -54,7 +54,7 @@ class Connector:
     async def connect(self, endpoint: Endpoint) -> Wire:
         """Open a connection to a server that does the work."""
         try:
-            wire = await self._open(endpoint, self._credentials(), self._address.database)
+            wire = await self._open(endpoint, self.credentials(), self._address.database)
         except Unreachable:
             if self._embedded is None:
                 raise
@@ -62,7 +62,7 @@ class Connector:
                 await asyncio.to_thread(self._embedded.ensure_running)
             except EmbeddedError as error:
                 raise Unreachable(str(error)) from error
-            wire = await self._open(endpoint, self._credentials(), self._address.database)
+            wire = await self._open(endpoint, self.credentials(), self._address.database)
         if error := self._mismatch(wire):
             wire.abort("it is not the server that was meant")
             raise error
@@ -92,7 +92,8 @@ class Connector:
             tls=tls,
         )
 
-    def _credentials(self) -> Credentials:
+    def credentials(self) -> Credentials:
+        """Those of the moment; AuthenticationFailed if the password's file cannot be read."""
         if self._settings.url is None or self._settings.password_file is None:
             return self._address.credentials
         try:

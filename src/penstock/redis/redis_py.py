@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from penstock.redis.address import Address, Endpoint
+from penstock.errors import AuthenticationFailed
+from penstock.redis.address import Address, Credentials, Endpoint
 from penstock.settings import Settings
 
 if TYPE_CHECKING:
@@ -13,8 +15,16 @@ if TYPE_CHECKING:
 __all__ = ["redis_py_client"]
 
 
-def redis_py_client(address: Address, endpoint: Endpoint, settings: Settings) -> Redis:
-    """Build a client that, like ours, sends every command once."""
+def redis_py_client(
+    address: Address,
+    endpoint: Endpoint,
+    settings: Settings,
+    credentials: Callable[[], Credentials],
+) -> Redis:
+    """Build a client that, like ours, sends every command once.
+
+    It asks for the `credentials` with each connection, so that a rotated password counts.
+    """
     # redis-py would add half again to the time that importing penstock takes.
     from redis.asyncio import (  # noqa: PLC0415
         BlockingConnectionPool,
@@ -25,10 +35,24 @@ def redis_py_client(address: Address, endpoint: Endpoint, settings: Settings) ->
     )
     from redis.asyncio.retry import Retry  # noqa: PLC0415
     from redis.backoff import NoBackoff  # noqa: PLC0415
+    from redis.credentials import CredentialProvider  # noqa: PLC0415
+    from redis.exceptions import AuthenticationError  # noqa: PLC0415
 
+    class Current(CredentialProvider):
+        def get_credentials(self) -> tuple[str] | tuple[str, str]:
+            try:
+                now = credentials()
+            except AuthenticationFailed as error:
+                raise AuthenticationError(str(error)) from None
+            return (now.username or "default", now.password or "")
+
+        async def get_credentials_async(self) -> tuple[str] | tuple[str, str]:
+            return self.get_credentials()
+
+    now = address.credentials
+    is_known = now.username or now.password is not None
     options: dict[str, Any] = {
-        "username": address.credentials.username,
-        "password": address.credentials.password,
+        "credential_provider": Current() if is_known else None,
         "db": address.database,
         "socket_connect_timeout": settings.timeouts.connect_s,
         "retry": Retry(NoBackoff(), 0),

@@ -4,6 +4,7 @@ import asyncio
 import logging
 import random
 import statistics
+from contextlib import suppress
 
 import pytest
 import redis.exceptions
@@ -208,6 +209,42 @@ async def test_a_rotated_password_in_a_file_counts_without_a_restart(
         await client.call("PING")
     secret.write_text("second\n")
     await eventually(lambda: answers(client), patient(2))
+
+
+async def test_subscriptions_come_back_with_a_rotated_password(open_client, start_server, tmp_path):
+    server = start_server(password="first")
+    secret = tmp_path / "password"
+    secret.write_text("first\n")
+    client = await open_client(f"redis://127.0.0.1:{server.port}", password_file=str(secret))
+    stock = await client.redis_py()
+    async with stock.pubsub() as pubsub:
+        await pubsub.subscribe("news")
+        server.command("CONFIG", "SET", "requirepass", "second")
+        server.password = "second"
+        server.command("CLIENT", "KILL", "TYPE", "pubsub", "SKIPME", "yes")
+
+        async def heard():
+            server.command("PUBLISH", "news", "hello")
+            with suppress(redis.exceptions.ConnectionError):
+                message = await pubsub.get_message(ignore_subscribe_messages=True, timeout=0.1)
+                return message is not None and message["data"] == b"hello"
+
+        async def refused():
+            try:
+                await pubsub.get_message(timeout=0.1)
+            except redis.exceptions.AuthenticationError:
+                return True
+
+        await eventually(refused)
+        secret.unlink()
+        with pytest.raises(redis.exceptions.AuthenticationError, match="password_file"):
+            await pubsub.get_message(timeout=1)
+        secret.write_text("second\n")
+        await eventually(heard, patient(2))
+    server.command("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
+    with suppress(redis.exceptions.ConnectionError):
+        await stock.ping()
+    assert await stock.ping()
 
 
 @pytest.mark.parametrize("role", [Role.DEFAULT, Role.QUEUE])
