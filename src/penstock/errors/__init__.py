@@ -40,6 +40,7 @@ PenstockError
 │   └── StoreMismatch         what is stored has another kind or size
 ├── DocumentError             an attempt to ingest a document failed; it is retried
 │   ├── ParserDied            the process that read it was killed or crashed
+│   ├── FencesMissing         this machine cannot fence the process that would have read it
 │   ├── EmbedderFailed        the embedder refused or did not answer
 │   └── DocumentRefused       it cannot be ingested: it is moved to `failed/`
 │       ├── FileMissing       the file does not exist

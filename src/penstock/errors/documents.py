@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import ClassVar
 
 from penstock.errors.base import PenstockError
@@ -11,6 +12,7 @@ __all__ = [
     "DocumentError",
     "DocumentRefused",
     "EmbedderFailed",
+    "FencesMissing",
     "FileMissing",
     "FileRefused",
     "ParseError",
@@ -77,6 +79,28 @@ class DocumentError(PenstockError):
 
 class ParserDied(DocumentError):
     """The process that read the document exceeded its memory or time, or crashed."""
+
+
+class FencesMissing(DocumentError):
+    """Nothing was read: this machine cannot fence the process that would have read it.
+
+    `missing` has the reason for each fence that does not stand.
+    """
+
+    def __init__(self, missing: Mapping[str, str]) -> None:
+        listed = ", ".join(f"{fence} ({reason})" for fence, reason in missing.items())
+        super().__init__(
+            f"nothing is read without all fences, and these are missing: {listed}",
+            "ERR_FENCES_MISSING",
+            (
+                "Run the worker on Linux 5.13 or newer with seccomp and Landlock",
+                'Set documents.fences = "use" if the files are your own',
+            ),
+        )
+        self.missing = dict(missing)
+
+    def __reduce__(self) -> tuple[type[FencesMissing], tuple[dict[str, str]]]:
+        return type(self), (self.missing,)
 
 
 class EmbedderFailed(DocumentError):

@@ -59,9 +59,11 @@ class DocumentSettings(Group):
     concurrency: Annotated[int, Meta(ge=1, le=1_000)] = 32
     """Maximum number of documents per worker process."""
     parsers: Annotated[int, Meta(ge=0, le=256)] = 0
-    """Parser processes per worker; 0 for the number of processors."""
+    """Most parser processes per worker; 0 for the number of processors."""
     parse_memory_mb: Annotated[int, Meta(ge=64, le=1_048_576)] = 1_024
-    """Address space of a parser process."""
+    """Address space of a parser process; all of them together have half of the memory."""
+    fences: Literal["use", "require"] = "use"
+    """`require`: a worker reads nothing unless every fence of its parsers stands."""
     parse_cpu_s: Annotated[int, Meta(ge=1, le=86_400)] = 120
     """Processor time for one part of a document."""
     parse_wall_s: Seconds = 300.0

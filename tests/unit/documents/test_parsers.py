@@ -5,11 +5,8 @@ from __future__ import annotations
 import asyncio
 import io
 import os
-import resource
 import signal
-import subprocess
 import sys
-import textwrap
 import zipfile
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
@@ -302,59 +299,11 @@ async def test_a_child_has_no_secrets_no_descriptors_and_fences(
     assert {t for t in targets if not t.startswith(("socket:", f"/proc/{pid}/"))} == {"/dev/null"}
     status = dict(line.split(":\t", 1) for line in (proc / "status").read_text().splitlines())
     assert status["NoNewPrivs"] == "1"
-    for limit in (resource.RLIMIT_CORE, resource.RLIMIT_FSIZE, resource.RLIMIT_NPROC):
-        assert resource.prlimit(pid, limit) == (0, 0)
-    assert resource.prlimit(pid, resource.RLIMIT_AS) == (1 << 30, 1 << 30)
-
-
-FENCED = """
-    import os, socket, sys
-    from pathlib import Path
-    from penstock.pipelines.documents.parsing.sandbox import fences
-    from penstock.pipelines.documents.parsing.sandbox.protocol import ParserSetup
-
-    def refused(action):
-        try:
-            action()
-        except OSError:
-            return True
-        return False
-
-    if sys.argv[2] == "in a container":  # where namespaces are often refused
-        fences._leave_network = lambda libc: False
-    held = fences.raise_all(ParserSetup(1 << 30, 10, sys.argv[2] == "ocr"))
-    print(*held)
-    print(refused(lambda: socket.create_connection(("127.0.0.1", int(sys.argv[1])), 5)))
-    print(refused(lambda: socket.socket(socket.AF_UNIX).connect(sys.argv[3])))
-    print(refused(lambda: Path(sys.argv[4]).read_bytes()))
-    print(refused(lambda: Path(f"/proc/{os.getppid()}/environ").read_bytes()))
-    print(refused(lambda: os.kill(os.getppid(), 0)))
-    print(refused(lambda: os.fork() or os._exit(0)))
-"""
-
-
-@linux
-@pytest.mark.parametrize("ocr", ["plain", "ocr", "in a container"])
-async def test_a_fenced_process_reaches_nothing_beyond_itself(tmp_path: Path, ocr: str) -> None:
-    (tmp_path / "secret").write_text("s3cret")
-    tcp = await asyncio.start_server(lambda _r, w: w.close(), "127.0.0.1", 0)
-    unix = await asyncio.start_unix_server(lambda _r, w: w.close(), tmp_path / "sock")
-    async with tcp, unix:
-        port = tcp.sockets[0].getsockname()[1]
-        arguments = (str(port), ocr, str(tmp_path / "sock"), str(tmp_path / "secret"))
-        done = await asyncio.to_thread(
-            subprocess.run,
-            [sys.executable, "-c", textwrap.dedent(FENCED), *arguments],
-            capture_output=True,
-            text=True,
-            check=True,
-        )
-
-    first, *outcomes = done.stdout.splitlines()
-    held = first.split()
-    if not {"calls", "files"} <= set(held):
-        pytest.skip(f"this system has only: {first}")
-    assert outcomes == ["True"] * 5 + [str(ocr != "ocr")]
+    limits = [line.split("  ") for line in (proc / "limits").read_text().splitlines()]
+    most = {fields[0]: [f.strip() for f in fields[1:] if f.strip()][:2] for fields in limits}
+    for name in ("Max core file size", "Max file size", "Max processes"):
+        assert most[name] == ["0", "0"]
+    assert most["Max address space"] == [str(1 << 30)] * 2
 
 
 @pytest.mark.faults

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from functools import cache
-from importlib.metadata import PackageNotFoundError, version
 from typing import Final, Literal
 
 import msgspec
@@ -59,6 +58,8 @@ def parser_version() -> str:
 
 
 def _version_of(library: str) -> str:
+    from importlib.metadata import PackageNotFoundError, version  # noqa: PLC0415  for parents
+
     try:
         return version(library)
     except PackageNotFoundError:

@@ -49,8 +49,7 @@ def carry_out(order: wire.PartRequest, descriptor: int) -> wire.Read | wire.Refu
 
 
 def _read(order: wire.PartRequest, descriptor: int) -> wire.Read:
-    size = os.fstat(descriptor).st_size
-    file = _file(descriptor, size)
+    file = _file(descriptor, order.size)
     limits = ParseLimits(largest_text=order.largest_text)
     found = order.type
     if not found:

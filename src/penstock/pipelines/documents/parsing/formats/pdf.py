@@ -10,6 +10,7 @@ import subprocess
 from collections.abc import Generator
 from contextlib import contextmanager
 from importlib import import_module
+from itertools import count
 from typing import Any, BinaryIO, Final, cast
 
 from penstock.errors import DocumentError, ParseError
@@ -94,37 +95,44 @@ def pages(
 def _opened(file: BinaryIO) -> Generator[Any]:
     # By hand: PDFium leaves an earlier error standing, so that only the missing handle tells a file
     # that it cannot open from one without pages.
-    access = _access(file)  # to be held until the document is closed
-    handle = raw.FPDF_LoadCustomDocument(access, None)
-    if not handle:
-        raise _refusal(raw.FPDF_GetLastError())
-    document = pdfium.PdfDocument(handle)
-    try:
-        if not len(document):
-            raise explained(ParseError, "ERR_PDF_EMPTY", "the PDF has no pages")
-        yield document
-    finally:
-        document.close()
-
-
-def _access(file: BinaryIO) -> Any:
-    """How PDFium reads from `file`: never all of it, and never beyond what is there by then."""
-
-    def read(_: object, place: int, target: object, size: int) -> int:
-        try:
-            file.seek(place)
-            data = file.read(size)
-        except (OSError, ValueError):
-            return 0
-        if len(data) != size:
-            return 0
-        ctypes.memmove(cast("Any", target), data, size)
-        return 1
-
-    access = raw.FPDF_FILEACCESS()
+    access = raw.FPDF_FILEACCESS()  # to be held until the document is closed
     access.m_FileLen = file.seek(0, os.SEEK_END)
-    access.m_GetBlock = type(access.m_GetBlock)(read)
-    return access
+    access.m_GetBlock = _read_block
+    access.m_Param = key = next(_keys)
+    _being_read[key] = file
+    try:
+        handle = raw.FPDF_LoadCustomDocument(access, None)
+        if not handle:
+            raise _refusal(raw.FPDF_GetLastError())
+        document = pdfium.PdfDocument(handle)
+        try:
+            if not len(document):
+                raise explained(ParseError, "ERR_PDF_EMPTY", "the PDF has no pages")
+            yield document
+        finally:
+            document.close()
+    finally:
+        del _being_read[key]
+
+
+_keys = count(1)
+_being_read: dict[int, BinaryIO] = {}
+
+
+# One for all files, made by the import: a fenced child cannot have new executable memory.
+@dict(raw.FPDF_FILEACCESS._fields_)["m_GetBlock"]
+def _read_block(key: int, place: int, target: object, size: int) -> int:
+    """How PDFium reads: never all of a file, and never beyond what is there by then."""
+    file = _being_read[key]
+    try:
+        file.seek(place)
+        data = file.read(size)
+    except (OSError, ValueError):
+        return 0
+    if len(data) != size:
+        return 0
+    ctypes.memmove(cast("Any", target), data, size)
+    return 1
 
 
 def _refusal(code: int) -> ParseError:

@@ -6,6 +6,7 @@ and ends when a limit is passed or its parent closes the connection.
 
 from __future__ import annotations
 
+import gc
 import os
 import resource
 import signal
@@ -19,7 +20,7 @@ import msgspec
 from penstock.pipelines.documents.parsing.sandbox import fences
 from penstock.pipelines.documents.parsing.sandbox import protocol as wire
 from penstock.processes.frames import frame, receive_frame, receive_frame_and_file
-from penstock.processes.in_child import end_with_parent, max_rss_kb
+from penstock.processes.in_child import max_rss_kb
 
 __all__ = ["main"]
 
@@ -51,16 +52,22 @@ class _Server:
     def serve(self) -> Never:
         body = receive_frame(self._connection)
         setup = msgspec.msgpack.decode(body, type=wire.ParserSetup)
+        gc.disable()  # imports make objects that stay
         try:
             # Before the fences: they keep files from being opened.
+            from penstock.pipelines.documents.parsing.preloading import preload  # noqa: PLC0415
             from penstock.pipelines.documents.parsing.reading import carry_out  # noqa: PLC0415
+
+            preload()
         except Exception as error:  # noqa: BLE001  its output is discarded
             problem = f"{type(error).__name__}: {str(error)[:300]}"
-            self._connection.sendall(_framed(wire.Ready(0, 0, (), problem)))
+            self._connection.sendall(_framed(wire.Ready(0, 0, {}, problem)))
             raise EOFError from None
-        raised = fences.raise_all(setup)
-        end_with_parent(self._parent, self._connection)  # a change of privileges resets it
-        self._connection.sendall(_framed(wire.Ready(self._resident_kb(), _peak_kb(), raised)))
+        gc.freeze()
+        gc.enable()
+        missing = fences.raise_all(setup, self._parent, self._connection)
+        ready = wire.Ready(self._resident_kb(), _peak_kb(), dict(missing))
+        self._connection.sendall(_framed(ready))
 
         requests = msgspec.msgpack.Decoder(wire.PartRequest)
         while True:

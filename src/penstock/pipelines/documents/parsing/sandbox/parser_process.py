@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import signal
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 
 import msgspec
@@ -47,6 +47,8 @@ class ParserProcess(Child):
         super().__init__(_PROGRAM, kept_environ=_KEPT_ENVIRON)
         self.ocr = setup.ocr
         self.parts = self.resident_kb = self.first_resident_kb = 0
+        self.missing_fences: Mapping[str, str] = {}
+        """By fence, why it does not stand; known when it is ready."""
         self.dying = False
         """It has hung up, or it was killed."""
         self._setup = frame(_encode(setup))
@@ -61,6 +63,7 @@ class ParserProcess(Child):
             raise self._invalid("a reply before the first request")
         self.resident_kb = self.first_resident_kb = reply.resident_kb
         self.inherited_kb = reply.peak_kb
+        self.missing_fences = reply.missing
         return reply
 
     async def read(

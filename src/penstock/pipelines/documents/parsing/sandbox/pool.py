@@ -4,16 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import fcntl
+import logging
 import os
 import signal
-import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 from typing import Final, Self
 
 import msgspec
 
-from penstock.errors import DocumentError, NotOpen, ParseError, ParserDied, UnsupportedFile
+from penstock.errors import (
+    DocumentError,
+    FencesMissing,
+    NotOpen,
+    ParseError,
+    ParserDied,
+    UnsupportedFile,
+)
 from penstock.pipelines.documents.config.models import Chunking
 from penstock.pipelines.documents.parsing.chunks import Part
 from penstock.pipelines.documents.parsing.refusal_codes import explained
@@ -25,9 +32,12 @@ from penstock.pipelines.documents.parsing.sandbox.parser_process import (
 )
 from penstock.pipelines.documents.parsing.sandbox.spool import Spool
 from penstock.processes.child import Ending, IdleChildren, signal_name
+from penstock.processes.machine import memory_bytes, processors
 from penstock.settings.documents import DocumentSettings
 
 __all__ = ["Parsers"]
+
+logger = logging.getLogger(__name__)
 
 _START_S: Final = 120.0
 """How long a child may take to start, on a busy machine."""
@@ -40,6 +50,9 @@ _REUSE: Final = 5_000
 
 _GROWTH: Final = 0.25
 """A child that has grown by this share of its memory limit is replaced: something leaks."""
+
+_SHARE: Final = 0.5
+"""Share of the machine's memory that all children of a pool may have together."""
 
 # Bounds of a refusal, whose sender may have been taken over.
 _LONGEST_TEXT: Final = 1_000
@@ -59,12 +72,14 @@ class Parsers:
 
     def __init__(self, settings: DocumentSettings) -> None:
         self._settings = settings
-        self.size = settings.parsers or _processors()
+        self.size = _children_at_once(settings)
         self._children: IdleChildren[ParserProcess] = IdleChildren(self.size)
         self.started = 0
         """Children started so far."""
         self.at_work = 0
         """Parts that are being read."""
+        self.missing_fences: Mapping[str, str] | None = None
+        """By fence, why it does not stand; None before the first child was started."""
 
     def open(self) -> None:
         """Open as `async with` does; `close` must follow."""
@@ -96,34 +111,52 @@ class Parsers:
         ocr: bool = False,
         by_content: bool = False,
         spool: Path | None = None,
+        require_fences: bool = False,
     ) -> AsyncIterator[Part]:
         """Read the file behind the descriptor `fd`, which is open for reading only.
 
         A PDF comes in parts of `settings.part_pages` pages, anything else as one. `declared` is the
         type that the name stands for, "" if for none; with `by_content` what the file really is
-        decides. Parts that are kept in the folder `spool` are not read again.
+        decides. Parts that are kept in the folder `spool` are not read again. `require_fences` has
+        the meaning of `documents.fences`, for this document.
 
-        Raises what `errors` has for documents: UnsupportedFile and ParseError for good, ParserDied
-        and DocumentError for now. To stop early is allowed between parts; a cancellation during
-        one kills the child.
+        Raises what `errors` has for documents: UnsupportedFile and ParseError for good, ParserDied,
+        FencesMissing and DocumentError for now. To stop early is allowed between parts; a
+        cancellation during one kills the child.
         """
         if fcntl.fcntl(fd, fcntl.F_GETFL) & os.O_ACCMODE != os.O_RDONLY:
             raise ValueError("the descriptor of a document must be open for reading only")
         kept = Spool(spool) if spool is not None else None
-        parts = _Parts(name, declared, chunking, self._settings, ocr=ocr, by_content=by_content)
+        size = os.fstat(fd).st_size
+        parts = _Parts(
+            name, size, declared, chunking, self._settings, ocr=ocr, by_content=by_content
+        )
+        fenced = require_fences or self._settings.fences == "require"
         while not parts.ended:
             read = await asyncio.to_thread(kept.kept, parts.parts) if kept else None
             if read is None:
-                read = await self._read(parts.next_request(), fd, name)
+                read = await self._read(parts.next_request(), fd, name, fenced=fenced)
                 if kept is not None:
                     await asyncio.to_thread(kept.keep, parts.parts, read)
             yield parts.take(read)
         parts.check()
 
-    async def _read(self, request: wire.PartRequest, fd: int, name: str) -> wire.Read:
+    async def prove(self) -> Mapping[str, str]:
+        """Start a child unless there is one; by fence, why it does not stand."""
+        if self.missing_fences is None:
+            async with self._children.free:
+                self._give_back(await self._child(ocr=False))
+        return self.missing_fences or {}
+
+    async def _read(
+        self, request: wire.PartRequest, fd: int, name: str, *, fenced: bool
+    ) -> wire.Read:
         async with self._children.free:
             within_s = self._settings.parse_wall_s
             child = await self._child(ocr=request.ocr)
+            if fenced and child.missing_fences:
+                self._give_back(child)
+                raise FencesMissing(child.missing_fences)
             self.at_work += 1
             try:
                 reply = await child.read(request, fd, within_s)
@@ -181,7 +214,13 @@ class Parsers:
             child.kill()
             reason = f"a parser could not be started: {problem}"
             raise explained(ParserDied, "ERR_PARSER_START", reason)
+        self._note_fences(child)
         return child
+
+    def _note_fences(self, child: ParserProcess) -> None:
+        if self.missing_fences is None:
+            _log_fences(child.missing_fences)
+        self.missing_fences = child.missing_fences
 
     def _give_back(self, child: ParserProcess) -> None:
         grown = (child.resident_kb - child.first_resident_kb) >> 10
@@ -216,6 +255,7 @@ class _Parts:
     def __init__(
         self,
         name: str,
+        size: int,
         declared: str,
         chunking: Chunking,
         settings: DocumentSettings,
@@ -223,7 +263,7 @@ class _Parts:
         ocr: bool,
         by_content: bool,
     ) -> None:
-        self._name, self._declared, self._chunking = name, declared, chunking
+        self._name, self._size, self._declared, self._chunking = name, size, declared, chunking
         self._settings, self._ocr, self._by_content = settings, ocr, by_content
         self.parts = self._end = self._done = self._total = 0
         self._blank = self._failed = self._failed_in_a_row = self._chunks = 0
@@ -231,6 +271,7 @@ class _Parts:
 
     def next_request(self) -> wire.PartRequest:
         return wire.PartRequest(
+            self._size,
             self._type,
             self._declared,
             self._by_content,
@@ -283,10 +324,30 @@ class _Parts:
         return warnings
 
 
-def _processors() -> int:
-    if sys.platform == "linux":
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
+def _children_at_once(settings: DocumentSettings) -> int:
+    wanted = settings.parsers or processors()
+    share = int(memory_bytes() * _SHARE)
+    most = max(1, share // (settings.parse_memory_mb << 20))
+    if most < wanted:
+        logger.warning(
+            "at most %d of %d parsers run at once: %d MB for each (documents.parse_memory_mb) "
+            "would be more than half of the memory, which is %d MB",
+            *(most, wanted, settings.parse_memory_mb, share >> 20),
+        )
+    return min(wanted, most)
+
+
+def _log_fences(missing: Mapping[str, str]) -> None:
+    standing = ", ".join(fence for fence in wire.FENCES if fence not in missing)
+    if not missing:
+        logger.info("documents are read behind all fences: %s", standing)
+        return
+    logger.warning(
+        "documents are read without all fences. Missing: %s. Standing: %s. Files that are not your "
+        'own should be read on a machine that has all of them: documents.fences = "require"',
+        "; ".join(f"{fence} ({reason})" for fence, reason in missing.items()),
+        standing or "none",
+    )
 
 
 def _check(read: wire.Read, request: wire.PartRequest) -> None:

@@ -8,14 +8,26 @@ replies `Ready`, then `Read` or `Refused` to each.
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Final, Literal
 
 import msgspec
 
 from penstock.pipelines.documents.config.models import Chunking
 from penstock.pipelines.documents.parsing.chunks import Part
 
-__all__ = ["ParserReply", "ParserSetup", "PartRequest", "Read", "Ready", "Refused", "largest_body"]
+__all__ = [
+    "FENCES",
+    "ParserReply",
+    "ParserSetup",
+    "PartRequest",
+    "Read",
+    "Ready",
+    "Refused",
+    "largest_body",
+]
+
+FENCES: Final = ("calls", "files", "memory", "network", "privileges")
+"""What a child is kept from: see docs/explanation/documents.md."""
 
 
 class ParserSetup(msgspec.Struct, frozen=True, array_like=True):
@@ -30,6 +42,8 @@ class ParserSetup(msgspec.Struct, frozen=True, array_like=True):
 class PartRequest(msgspec.Struct, frozen=True, array_like=True):
     """A part to read."""
 
+    size: int
+    """Bytes of the file."""
     type: str
     """Type of the file, known from an earlier part; "" to detect it."""
     declared: str
@@ -46,14 +60,17 @@ class PartRequest(msgspec.Struct, frozen=True, array_like=True):
     """Most characters of this part."""
 
 
+_Short = Annotated[str, msgspec.Meta(max_length=200)]
+
+
 class Ready(msgspec.Struct, frozen=True, array_like=True, tag=0):
     """The child accepts requests."""
 
     resident_kb: int
     peak_kb: int
     """So far. On Linux children inherit the parent's peak."""
-    fences: tuple[str, ...] = ()
-    """The restrictions in force."""
+    missing: dict[_Short, _Short] = {}
+    """The fences that do not stand, and why."""
     problem: str = ""
     """Why it does not: a library is missing."""
 
