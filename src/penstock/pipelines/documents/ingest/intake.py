@@ -10,13 +10,22 @@ no file ─ resume an attempt that had moved it, or FileMissing
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Mapping
 from typing import Any
 
 import msgspec
 
-from penstock.errors import DocumentError, DocumentRefused, FileMissing, ParseError, StoreMismatch
+from penstock.errors import (
+    DocumentError,
+    DocumentRefused,
+    FileMissing,
+    ParseError,
+    ParserDied,
+    StoreError,
+    StoreMismatch,
+)
 from penstock.pipelines.documents.ingest.cleanup import lacks_points, recheck_documents
 from penstock.pipelines.documents.ingest.failed_documents import FailedDocuments
 from penstock.pipelines.documents.ingest.finished_files import FinishedFiles, drop_copy
@@ -29,6 +38,7 @@ from penstock.pipelines.documents.ingest.indexing import (
 from penstock.pipelines.documents.ingest.job_state import IngestJobState
 from penstock.pipelines.documents.ingest.rebuilding import Rebuilder
 from penstock.pipelines.documents.ledger.tables import BeginResult, DocumentRow, DocumentVersion
+from penstock.pipelines.documents.parsing.refusal_codes import BY_THE_FILE
 from penstock.pipelines.documents.parsing.sandbox.pool import Parsers
 from penstock.pipelines.documents.resources import DocumentResources, recipe_of
 from penstock.pipelines.documents.submit.job_message import JobMessage, read_message
@@ -37,6 +47,8 @@ from penstock.queues.worker.job_context import JobContext
 from penstock.stores.files.folder import OpenFile
 
 __all__ = ["Intake"]
+
+logger = logging.getLogger(__name__)
 
 _LARGE = 256 * 1024
 """Files from this size on are hashed in a thread."""
@@ -63,7 +75,8 @@ class Intake:
         try:
             await state.date_file(self._resources.queue)
             result = await (self._copy(state) if message.target else self._ingest(state))
-        except Exception as error:
+        except Exception as raised:
+            error = await self._judged(state, raised)
             final = isinstance(error, DocumentRefused) or job.attempt >= job.max_attempts
             self._metrics.failed(final=final)
             if isinstance(error, StoreMismatch):
@@ -71,10 +84,28 @@ class Intake:
             await self._resources.gate.failed(rag.rag_id, error)
             if final:
                 await self._failed_documents.give_up(state, error)
+            if error is not raised:
+                raise error from raised
             raise
         self._resources.gate.succeeded()
         self._metrics.done(time.monotonic() - began)
         return result
+
+    async def _judged(self, state: IngestJobState, error: Exception) -> Exception:
+        """The error, or a refusal if the file has killed its parser before."""
+        if not isinstance(error, ParserDied) or error.error_code not in BY_THE_FILE:
+            return error
+        try:
+            again = await self._resources.ledger.parser_died(
+                state.attempt, error.error_code, error.reason
+            )
+        except StoreError as unknown:
+            logger.warning("a death of a parser could not be counted: %s", unknown)
+            return error
+        if not again:
+            return error
+        reason = f"{error.reason}, as before: the file is not read again"
+        return ParseError(reason, error.error_code, error.suggestions)
 
     # ---- a submitted document
 
@@ -97,7 +128,7 @@ class Intake:
                 case "unchanged":
                     return await self._keep(state, file, begun.known)
                 case "bad":
-                    raise _known_bad(begun.known)
+                    raise _known_bad(begun)
                 case "superseded":
                     return await self._end_superseded(state)
 
@@ -326,10 +357,11 @@ async def _digest(file: OpenFile) -> str:
     return await asyncio.to_thread(file.digest) if file.size >= _LARGE else file.digest()
 
 
-def _known_bad(row: DocumentRow) -> ParseError:
+def _known_bad(begun: BeginResult) -> ParseError:
+    assert begun.bad is not None  # noqa: S101  of this verdict
     return ParseError(
-        f"known to be unreadable: {row.error}",
-        row.error_code,
+        f"known to be unreadable: {begun.bad.error}",
+        begun.bad.error_code,
         ("It is read again when the file or the parsers change, or with --reindex",),
     )
 

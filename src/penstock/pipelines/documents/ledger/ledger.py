@@ -9,6 +9,7 @@ one transaction.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import Final
 
 import msgspec
 
@@ -16,6 +17,7 @@ from penstock.clock import SYSTEM_CLOCK
 from penstock.errors import StoreAway, StoreError
 from penstock.pipelines.documents.ledger.rebuilds import RebuildLedger
 from penstock.pipelines.documents.ledger.tables import (
+    BadFile,
     BeginResult,
     DocumentRow,
     DocumentVersion,
@@ -34,8 +36,10 @@ from penstock.pipelines.documents.ledger.tables import (
 from penstock.stores.files.naming import escaped
 from penstock.stores.tables.port import Tables, Transaction
 
-__all__ = ["DocumentLedger", "JobLedger"]
+__all__ = ["DEADLY", "DocumentLedger", "JobLedger"]
 
+DEADLY: Final = 2
+"""Deaths of a parser by one file after which it is known to be unreadable."""
 _RAG, _DOCUMENT = "WHERE rag_id = ?", "WHERE rag_id = ? AND doc_id = ?"
 
 
@@ -95,6 +99,11 @@ class DocumentLedger(LedgerTables):
             [rag] = rows(tables, RagRow, _RAG, attempt.rag_id)
             now = SYSTEM_CLOCK.wall_ms()
             _enter_job(tables, attempt, now)
+            bad = None if attempt.force else _deadly(tables, attempt)
+            if bad is not None and not rows(
+                tables, DocumentRow, _DOCUMENT, attempt.rag_id, attempt.doc_id
+            ):
+                return BeginResult(verdict="bad", rag=rag, generation=0, former=None, bad=bad)
             if tables.execute(
                 "INSERT INTO rag_documents (rag_id, doc_id, state, generation, job_id, "
                 "new_digest, new_recipe, attempts, submitted_ms, begun_ms, source) "
@@ -112,7 +121,11 @@ class DocumentLedger(LedgerTables):
             if not attempt.force and _is_unchanged(row, attempt):
                 return BeginResult(verdict="unchanged", rag=rag, generation=row.sealed, former=row)
             if not attempt.force and _is_bad(row, attempt):
-                return BeginResult(verdict="bad", rag=rag, generation=row.generation, former=row)
+                bad = BadFile(row.error_code, row.error)
+            if bad is not None:
+                return BeginResult(
+                    verdict="bad", rag=rag, generation=row.generation, former=row, bad=bad
+                )
             again = row.state == "processing" and (
                 (row.job_id, row.new_digest, row.new_recipe)
                 == (attempt.job_id, attempt.digest, attempt.recipe)
@@ -229,6 +242,17 @@ class DocumentLedger(LedgerTables):
         )
         return bool(found)
 
+    async def parser_died(self, attempt: IngestAttempt, code: str, error: str) -> bool:
+        """Count a death of a parser by this file; whether it was one too many."""
+        found = await self._write(
+            "INSERT INTO rag_parser_deaths (digest, parser, deaths, error_code, error) "
+            "VALUES (?, ?, 1, ?, ?) ON CONFLICT (digest, parser) DO UPDATE SET "
+            "deaths = rag_parser_deaths.deaths + 1, error_code = excluded.error_code, "
+            "error = excluded.error RETURNING deaths",
+            *(attempt.digest, attempt.parser, code, error[:2_000]),
+        )
+        return bool(found[0][0] >= DEADLY)
+
     async def cancelled(self, rag_id: str, doc_id: str, job_id: str) -> int:
         """Mark the attempt of a job as cancelled; its generation, 0 if it began nothing.
 
@@ -242,12 +266,21 @@ class DocumentLedger(LedgerTables):
         return found[0][0] if found else 0
 
     async def pardon(self, rag_id: str, doc_id: str) -> None:
-        """Clear the mark of an unreadable file, so that it is read again."""
-        await self._write(
-            "UPDATE rag_documents SET bad_digest = '', bad_parser = '' "
-            "WHERE rag_id = ? AND doc_id = ?",
-            *(rag_id, doc_id),
-        )
+        """Clear the marks of an unreadable file, so that it is read again."""
+
+        def work(tables: Transaction) -> None:
+            tables.execute(
+                "DELETE FROM rag_parser_deaths WHERE digest IN "
+                "(SELECT new_digest FROM rag_documents WHERE rag_id = ? AND doc_id = ?)",
+                *(rag_id, doc_id),
+            )
+            tables.execute(
+                "UPDATE rag_documents SET bad_digest = '', bad_parser = '' "
+                "WHERE rag_id = ? AND doc_id = ?",
+                *(rag_id, doc_id),
+            )
+
+        await self._tables.write(work)
 
     async def end_job(
         self, attempt: IngestAttempt, state: str, code: str = "", error: str = ""
@@ -517,6 +550,15 @@ def _is_unchanged(row: DocumentRow, attempt: IngestAttempt) -> bool:
         and row.sealed == row.generation
         and (row.digest, row.recipe) == (attempt.digest, attempt.recipe)
     )
+
+
+def _deadly(tables: Transaction, attempt: IngestAttempt) -> BadFile | None:
+    found = tables.execute(
+        "SELECT error_code, error FROM rag_parser_deaths "
+        "WHERE digest = ? AND parser = ? AND deaths >= ?",
+        *(attempt.digest, attempt.parser, DEADLY),
+    )
+    return BadFile(*found[0]) if found else None
 
 
 def _is_bad(row: DocumentRow, attempt: IngestAttempt) -> bool:

@@ -11,7 +11,7 @@ import msgspec
 from penstock.stores.files.naming import unescaped
 from penstock.stores.tables.port import Row, Tables, Transaction, Value
 
-__all__ = ["BeginResult", "DocumentRow", "DocumentVersion", "IngestAttempt", "JobRow"]
+__all__ = ["BadFile", "BeginResult", "DocumentRow", "DocumentVersion", "IngestAttempt", "JobRow"]
 __all__ += ["LedgerTables", "RagRow", "SealResult", "columns", "has_tables", "made"]
 __all__ += ["make_tables", "marks", "rows"]
 
@@ -112,6 +112,13 @@ class IngestAttempt(msgspec.Struct, frozen=True, kw_only=True):
     """Index the document also if it is unchanged, or known to be unreadable."""
 
 
+class BadFile(msgspec.Struct, frozen=True):
+    """Why a file is not read again."""
+
+    error_code: str
+    error: str
+
+
 class BeginResult(msgspec.Struct, frozen=True, kw_only=True):
     """Whether an attempt may go on, and with which generation."""
 
@@ -121,6 +128,8 @@ class BeginResult(msgspec.Struct, frozen=True, kw_only=True):
     """Of this attempt; if unchanged, of the version that is searchable."""
     former: DocumentRow | None
     """The document before this attempt; None if it is new."""
+    bad: BadFile | None = None
+    """With `bad`: why the file is known to be unreadable."""
 
     @property
     def known(self) -> DocumentRow:
@@ -233,6 +242,16 @@ _TABLES = (
         PRIMARY KEY (batch_id, job_id)
     )
     """,
+    """
+    CREATE TABLE IF NOT EXISTS rag_parser_deaths (
+        digest TEXT NOT NULL,
+        parser TEXT NOT NULL,
+        deaths BIGINT NOT NULL,
+        error_code TEXT NOT NULL,
+        error TEXT NOT NULL,
+        PRIMARY KEY (digest, parser)
+    )
+    """,
     "CREATE INDEX IF NOT EXISTS rag_jobs_by_end ON rag_jobs (ended_ms)",
     "CREATE INDEX IF NOT EXISTS rag_jobs_by_rag ON rag_jobs (rag_id, state)",
     "CREATE INDEX IF NOT EXISTS rag_jobs_by_state ON rag_jobs (state, submitted_ms)",
@@ -241,7 +260,7 @@ _TABLES = (
 
 def has_tables(tables: Transaction) -> None:
     """StoreError if the tables do not exist."""
-    tables.execute("SELECT batch_id FROM rag_batches LIMIT 1")
+    tables.execute("SELECT digest FROM rag_parser_deaths LIMIT 1")  # the newest table
 
 
 def make_tables(tables: Transaction) -> None:

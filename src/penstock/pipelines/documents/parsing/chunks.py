@@ -40,7 +40,7 @@ class Part(msgspec.Struct, frozen=True, array_like=True):
     """For the status: pages without text, omitted text."""
 
 
-_OURS: Final = "2"
+_OURS: Final = "3"
 """Increase it when the same libraries read, refuse or split a file differently."""
 _LIBRARIES: Final = (
     *("pypdfium2", "lxml", "markdown-it-py", "semantic-text-splitter"),

@@ -6,7 +6,7 @@ from typing import Final, TypeVar
 
 from penstock.errors import DocumentError
 
-__all__ = ["SUGGESTIONS", "explained"]
+__all__ = ["BY_THE_FILE", "SUGGESTIONS", "explained"]
 
 E = TypeVar("E", bound=DocumentError)
 
@@ -44,6 +44,7 @@ SUGGESTIONS: Final[dict[str, tuple[str, ...]]] = {
     "ERR_ZIP_BOMB": ("Open the file in a word processor and save it again as .docx",),
     "ERR_XML_DOCTYPE": ("Remove the DOCTYPE from the file",),
     "ERR_NOT_TEXT": ("Save the file as text in UTF-8",),
+    "ERR_TOO_MANY_ELEMENTS": ("Split the document into smaller files",),
     "ERR_TOO_MUCH_TEXT": (
         "Split the document into smaller files",
         "Raise documents.largest_text, or lower the overlap of the RAG's chunking",
@@ -65,6 +66,9 @@ SUGGESTIONS: Final[dict[str, tuple[str, ...]]] = {
     "ERR_FILE_READ": ("Check the disk or the network that the file is on",),
 }
 """By error code. `{name}` stands for the name of the file."""
+
+BY_THE_FILE: Final = frozenset(("ERR_OUT_OF_MEMORY", "ERR_PARSER_CRASHED", "ERR_PARSE_TIMEOUT"))
+"""Deaths of a parser that its file has caused, or may have."""
 
 
 def explained(kind: type[E], code: str, reason: str, name: str = "filename") -> E:

@@ -103,14 +103,15 @@ class Archive:
         with _unpacking(), self._zip.open(info) as unpacked:
             head = _read(unpacked, HEAD)
             _check_prolog(head, name)
-            yield XmlPart(head, unpacked, self._limits.xml_bytes)
+            yield XmlPart(head, unpacked, self._limits)
 
 
 class XmlPart:
-    """A part from its beginning, as far as the limit."""
+    """A part from its beginning, as far as the limits."""
 
-    def __init__(self, head: bytes, rest: IO[bytes], most: int) -> None:
-        self._head, self._rest, self._left = head, rest, most
+    def __init__(self, head: bytes, rest: IO[bytes], limits: ParseLimits) -> None:
+        self._head, self._rest, self._limits = head, rest, limits
+        self._left, self._tags = limits.xml_bytes, 0
 
     def read(self, size: int = -1) -> bytes:
         if self._head:
@@ -120,6 +121,11 @@ class XmlPart:
         self._left -= len(data)
         if self._left < 0:
             raise _bomb("holds more than its directory says")
+        # Elements are counted before they are parsed, in which they take a hundred times as long.
+        self._tags += data.count(b"<")
+        if self._tags > self._limits.xml_tags:
+            reason = f"a part of the document has more than {self._limits.xml_tags:,} tags of XML"
+            raise explained(ParseError, "ERR_TOO_MANY_ELEMENTS", reason)
         return data
 
 

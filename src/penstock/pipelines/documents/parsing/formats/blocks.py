@@ -39,6 +39,8 @@ class ParseLimits(msgspec.Struct, frozen=True, kw_only=True):
     zip_ratio_from: int = 1 << 20
     xml_bytes: int = 256 << 20
     """One XML part, unpacked."""
+    xml_tags: int = 4_000_000
+    """Tags of one XML part; a page of a DOCX has some hundred."""
     xml_depth: int = 256
     """Elements within elements."""
 

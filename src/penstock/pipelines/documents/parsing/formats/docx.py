@@ -337,7 +337,7 @@ def parse(file: BinaryIO, limits: ParseLimits) -> ParsedDocument:
 
     What was deleted with changes tracked is left out, and so are comments and the table of
     contents. Raises `ParseError`: ERR_DOCX_INVALID, ERR_DOCX_ENCRYPTED, ERR_ZIP_BOMB,
-    ERR_ZIP_UNSAFE, ERR_XML_DOCTYPE, ERR_TOO_MUCH_TEXT, ERR_NO_TEXT.
+    ERR_ZIP_UNSAFE, ERR_XML_DOCTYPE, ERR_TOO_MANY_ELEMENTS, ERR_TOO_MUCH_TEXT, ERR_NO_TEXT.
     """
     archive = Archive(file, limits)
     parts = _parts(archive)
