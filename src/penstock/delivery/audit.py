@@ -12,6 +12,7 @@ from typing import Final
 import msgspec
 
 from penstock.delivery.stored import whole_number
+from penstock.redaction import redacted
 from penstock.redis.client import Client
 
 __all__ = ["AUDIT_LENGTH", "Act", "default_who", "read_act", "read_acts", "record_act"]
@@ -45,7 +46,8 @@ async def record_act(
     client: Client, audit: str, *, who: str | None, what: str, count: int, detail: str = ""
 ) -> None:
     """Append an act to the stream `audit`. One round trip."""
-    fields = ("who", who or default_who(), "what", what, "count", count, "detail", detail)
+    said = redacted(detail)
+    fields = ("who", who or default_who(), "what", what, "count", count, "detail", said)
     await client.call("XADD", audit, "MAXLEN", "~", AUDIT_LENGTH, "*", *fields)
 
 

@@ -68,6 +68,8 @@ class FailureLog:
     ) -> None:
         self._kind, self._name, self._settings = kind, name, settings
         self._item = "job" if kind == "queue" else "message"
+        self.redacts = settings.log.redact
+        """Whether stored errors are without their secrets, as log lines are."""
         self._bursts = Bursts(burst=BURST, every_s=every_s, clock=clock)
         self._every_s = every_s
 

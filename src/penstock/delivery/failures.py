@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from functools import partial
 from hashlib import blake2b
 from traceback import TracebackException, walk_tb
 from types import TracebackType
@@ -13,10 +14,13 @@ import msgspec
 
 from penstock.delivery.retries import MOST_ATTEMPTS, DeadLetter, parts_of
 from penstock.delivery.stored import read_json
+from penstock.redaction import redacted
 
 __all__ = ["Failure", "handler_part", "read_failures"]
 
 _LONGEST_MESSAGE = 1000
+_LONGEST_READ = 16_000
+"""Of a longer message only this much is looked at for secrets, and the rest cut off."""
 _LONGEST_STACK_BYTES = 8 * 1024
 _MOST_FRAMES = 64
 _MOST_CAUSES = 16
@@ -46,12 +50,15 @@ class Failure(msgspec.Struct, frozen=True, kw_only=True):
     attempt: int
 
     @classmethod
-    def of(cls, error: Exception, attempt: int, at_ms: int) -> Self:
-        """Describe an error. Never raises, whatever the error's own code does."""
+    def of(cls, error: Exception, attempt: int, at_ms: int, *, redacts: bool = True) -> Self:
+        """Describe an error, with its secrets only without `redacts`.
+
+        Never raises, whatever the error's own code does.
+        """
         return cls(
             error_class=_guarded(_class_name, error),
-            message=_guarded(_message, error),
-            stack=_guarded(_stack, error),
+            message=_guarded(partial(_message, redacts=redacts), error),
+            stack=_guarded(partial(_stack, redacts=redacts), error),
             fingerprint=_guarded(_fingerprint, error),
             at_ms=at_ms,
             attempt=attempt,
@@ -86,8 +93,13 @@ def _guarded(describe: Callable[[BaseException], str], error: BaseException) -> 
         return f"<cannot be described: {type(raised).__name__}>"
 
 
-def _cut(text: str) -> str:
-    """Shorten, and escape halves of surrogate pairs, which cannot be stored as UTF-8."""
+def _cut(text: str, *, redacts: bool = False) -> str:
+    """Shorten, and escape halves of surrogate pairs, which cannot be stored as UTF-8.
+
+    Secrets are hidden first: what a cut leaves of one could not be recognised.
+    """
+    if redacts:
+        text = redacted(text[:_LONGEST_READ])
     text = text[: _LONGEST_MESSAGE + 1].encode("utf-8", "backslashreplace").decode()
     return text if len(text) <= _LONGEST_MESSAGE else f"{text[: _LONGEST_MESSAGE - 1]}…"
 
@@ -97,14 +109,15 @@ def _class_name(error: BaseException) -> str:
     return _cut(f"{kind.__module__}.{kind.__qualname__}".removeprefix("builtins."))
 
 
-def _message(error: BaseException) -> str:
-    return _cut(str(error))
+def _message(error: BaseException, *, redacts: bool = False) -> str:
+    return _cut(str(error), redacts=redacts)
 
 
-def _stack(error: BaseException) -> str:
+def _stack(error: BaseException, *, redacts: bool) -> str:
     """Return the end of the printed traceback, in which a huge message hides no frame."""
     printed = TracebackException(type(error), error, error.__traceback__, limit=-_MOST_FRAMES)
-    data = "\n".join(_cut(piece.rstrip("\n")) for piece in printed.format()).encode()
+    pieces = (_cut(piece.rstrip("\n"), redacts=redacts) for piece in printed.format())
+    data = "\n".join(pieces).encode()
     if len(data) <= _LONGEST_STACK_BYTES:
         return data.decode()
     return "…\n" + data[-_LONGEST_STACK_BYTES:].partition(b"\n")[2].decode()

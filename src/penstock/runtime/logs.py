@@ -2,8 +2,8 @@
 
 `SafeText` is the one filter that makes a record fit to be written: control characters are escaped
 (a name with a line break cannot forge a line, one with an escape sequence cannot drive a
-terminal), and passwords are taken out. `configure` puts it on every handler of the root logger; a
-handler added elsewhere takes it with `handler.addFilter(SafeText())`.
+terminal), and secrets are taken out, see `penstock.redaction`. `configure` puts it on every handler
+of the root logger; a handler added elsewhere takes it with `handler.addFilter(SafeText())`.
 """
 
 from __future__ import annotations
@@ -20,40 +20,41 @@ from datetime import UTC, datetime
 from types import TracebackType
 from typing import Any, TextIO, cast
 
+from penstock.redaction import HIDDEN, is_secret_name, redacted
 from penstock.settings import LogSettings
 
-__all__ = ["SafeText", "cleaned", "configure"]
+__all__ = ["UNSAFE", "SafeText", "cleaned", "configure", "escaped_controls"]
 
 OWN_PREFIX = "penstock."
-HIDDEN = "…"
 DEEPEST = 6
 
-# C0, DEL and C1 controls; the Unicode line ends; what reorders the text on a screen; and halves of
-# surrogate pairs, which no UTF-8 stream can write.
-_UNSAFE = re.compile(
-    "[\x00-\x1f\x7f-\x9f\u2028\u2029\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]"
+UNSAFE = (
+    "\x7f-\x9f"  # DEL and C1 controls
+    "\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069"  # line ends, and what reorders a text
+    # What is not seen: soft hyphens, fillers, zero-width characters and tags.
+    "\u00ad\u034f\u115f\u1160\u17b4\u17b5\u180e\u200b-\u200d\u2060-\u2065\u206a-\u206f\u3164"
+    "\ufeff\uffa0\ufff9-\ufffb\U0001bca0-\U0001bca3\U0001d173-\U0001d17a\U000e0000-\U000e0fff"
 )
+"""Characters that a terminal obeys or does not show, as a class of a regular expression."""
+# With C0 controls, and halves of surrogate pairs, which no UTF-8 stream can write.
+_UNSAFE = re.compile(f"[\x00-\x1f{UNSAFE}\ud800-\udfff]")
 _SHORT = {"\n": r"\n", "\r": r"\r", "\t": r"\t"}
-_WORD = re.compile(r"[^\s'\"<>]+")
-# Digits before a / are a port: `http://host:80/a@b` has no password.
-_USER = re.compile(r"://[^:/?#@]*:(?!\d{1,5}[/?#])")
-_NAMED_SECRET = re.compile(
-    r"((?:password|passwd|secret|token|api_?key)=)[^\s&'\"<>]+", re.IGNORECASE
-)
-_SECRET_NAME = re.compile(r"(?:password|passwd|secret|token|api_?key)$", re.IGNORECASE)
 _FRAME = re.compile(r'[ |+-]*File "')
 # The traceback of another process, which came as the text of an exception.
 _REMOTE = re.compile(r"[ |+-]*[\w.]*Traceback: ")
 
 _IN_MESSAGE = frozenset({"failure"})
 """Extras that the message has as text: only JSON repeats them."""
+_HTTP_CLIENTS = ("httpx", "httpcore")
 _STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 
 
 def configure(settings: LogSettings, stream: TextIO | None = None) -> logging.Handler:
     """Send the logs of the whole process to `stream` (standard error, if none is given).
 
-    Calling it again replaces what it set up before; handlers of others stay and become safe.
+    Calling it again replaces what it set up before; handlers of others stay and become safe. HTTP
+    clients, whose lines show the address of each request, log from WARNING on, unless their
+    loggers have a level.
     """
     target = sys.stderr if stream is None else stream
     handler = _OwnHandler(target)
@@ -65,42 +66,90 @@ def configure(settings: LogSettings, stream: TextIO | None = None) -> logging.Ha
             root.removeHandler(known)
     root.addHandler(handler)
     for known in root.handlers:
-        if not any(isinstance(present, SafeText) for present in known.filters):
-            known.addFilter(SafeText())
+        for present in [one for one in known.filters if isinstance(one, SafeText)]:
+            known.removeFilter(present)
+        known.addFilter(SafeText(redacts=settings.redact))
     root.setLevel(settings.level.upper())
+    for name in _HTTP_CLIENTS:
+        client = logging.getLogger(name)
+        if client.level == logging.NOTSET:
+            client.setLevel(logging.WARNING)
     return handler
 
 
 def cleaned(text: str) -> str:
-    """`text` on one line, with control characters escaped and passwords hidden.
+    """`text` on one line, with control characters escaped and secrets hidden.
 
     Cleaning twice changes nothing more.
     """
-    if _UNSAFE.search(text):
-        text = _UNSAFE.sub(_escape, text)
-    # After the escaping: a line break in a password would otherwise end the match too early.
-    if "://" in text:
-        text = _WORD.sub(_hide_password, text)
-    if "=" in text:
-        text = _NAMED_SECRET.sub(rf"\1{HIDDEN}", text)
-    return text
+    # Redacted after the escaping: a line break in a password would otherwise end it too early.
+    return redacted(escaped_controls(text))
+
+
+def escaped_controls(text: str) -> str:
+    """`text` on one line, without characters that a terminal obeys or does not show."""
+    return _UNSAFE.sub(_escape, text) if _UNSAFE.search(text) else text
 
 
 class SafeText(logging.Filter):
-    """Makes message, extras, traceback and stack of a record safe, in place, and lets it pass."""
+    """Makes message, extras, traceback and stack of a record safe, in place, and lets it pass.
+
+    Without `redacts`, secrets stay; control characters never do.
+    """
+
+    def __init__(self, *, redacts: bool = True) -> None:
+        super().__init__()
+        self._redacts = redacts
+        self._safe = cleaned if redacts else escaped_controls
 
     def filter(self, record: logging.LogRecord) -> bool:
-        record.msg, record.args = cleaned(_message(record)), None
+        record.msg, record.args = self._safe(_message(record)), None
         if record.exc_info and record.exc_info[1] is not None:
-            record.exc_text = "\n".join(_traceback_lines(record.exc_info[1], record.exc_info[2]))
+            record.exc_text = "\n".join(self._traceback(*record.exc_info[1:]))
         elif record.exc_text:
-            record.exc_text = _cleaned_lines(record.exc_text)
+            record.exc_text = self._lines(record.exc_text)
         if record.stack_info:
-            record.stack_info = _cleaned_lines(record.stack_info)
+            record.stack_info = self._lines(record.stack_info)
         for name, value in _extras(record).items():
             del record.__dict__[name]
-            record.__dict__[cleaned(name)] = HIDDEN if _SECRET_NAME.search(name) else _plain(value)
+            record.__dict__[self._safe(name)] = self._field(name, value, 0)
         return True
+
+    def _traceback(self, error: BaseException, trace: TracebackType | None) -> Iterable[str]:
+        """The traceback's own lines stay lines; line breaks in an error's message are escaped."""
+        for chunk in traceback.TracebackException(type(error), error, trace).format():
+            if _FRAME.match(chunk) or _REMOTE.match(chunk):
+                yield self._lines(chunk.rstrip("\n"))
+            elif text := chunk.strip("\n"):
+                yield self._safe(text)
+
+    def _lines(self, text: str) -> str:
+        if self._redacts:
+            text = redacted(text)  # as a whole: a private key has many lines
+        return "\n".join(map(self._safe, text.split("\n")))
+
+    def _field(self, name: str, value: object, depth: int) -> Any:
+        if self._redacts and is_secret_name(name):
+            return HIDDEN
+        try:
+            return self._plain(value, depth)
+        except Exception:  # noqa: BLE001  a broken __str__ must not break the caller
+            return f"<unprintable {type(value).__name__}>"
+
+    def _plain(self, value: object, depth: int) -> Any:
+        """`value` as JSON has it, safe in every text; what JSON does not know becomes its `str`."""
+        if value is None or isinstance(value, bool | int):
+            return value
+        if isinstance(value, float) and math.isfinite(value):
+            return value
+        if depth < DEEPEST and isinstance(value, Mapping):
+            pairs = [
+                (str(name), item) for name, item in cast("Mapping[Any, object]", value).items()
+            ]
+            return {self._safe(name): self._field(name, item, depth + 1) for name, item in pairs}
+        if depth < DEEPEST and isinstance(value, list | tuple | set | frozenset):
+            return [self._plain(item, depth + 1) for item in cast("Iterable[object]", value)]
+        return self._safe(str(value))
 
 
 class _JsonFormatter(logging.Formatter):
@@ -179,58 +228,13 @@ def _escape(match: re.Match[str]) -> str:
     if character in _SHORT:
         return _SHORT[character]
     code = ord(character)
-    return f"\\x{code:02x}" if code <= 0xFF else f"\\u{code:04x}"  # noqa: PLR2004
-
-
-def _hide_password(word: re.Match[str]) -> str:
-    """Hide all from the colon after the user to the last @, as a password may hold an @ or a /."""
-    text = word[0]
-    user, end = _USER.search(text), text.rfind("@")
-    if user is None or user.end() > end:
-        return text
-    return f"{text[: user.end()]}{HIDDEN}{text[end:]}"
-
-
-def _traceback_lines(error: BaseException, trace: TracebackType | None) -> Iterable[str]:
-    """The traceback's own lines stay lines; line breaks in an error's message are escaped."""
-    for chunk in traceback.TracebackException(type(error), error, trace).format():
-        if _FRAME.match(chunk) or _REMOTE.match(chunk):
-            yield from map(cleaned, chunk.rstrip("\n").split("\n"))
-        elif text := chunk.strip("\n"):
-            yield cleaned(text)
-
-
-def _cleaned_lines(text: str) -> str:
-    return "\n".join(map(cleaned, text.split("\n")))
+    if code <= 0xFF:  # noqa: PLR2004
+        return f"\\x{code:02x}"
+    return f"\\u{code:04x}" if code <= 0xFFFF else f"\\U{code:08x}"  # noqa: PLR2004
 
 
 def _extras(record: logging.LogRecord) -> dict[str, Any]:
     return {name: value for name, value in vars(record).items() if name not in _STANDARD}
-
-
-def _plain(value: object) -> Any:
-    """`value` as JSON has it, safe in every text; what JSON does not know becomes its `str`."""
-    try:
-        return _plain_part(value, 0)
-    except Exception:  # noqa: BLE001  a broken __str__ must not break the caller
-        return f"<unprintable {type(value).__name__}>"
-
-
-def _plain_part(value: object, depth: int) -> Any:
-    if value is None or isinstance(value, bool | int):
-        return value
-    if isinstance(value, float) and math.isfinite(value):
-        return value
-    if depth < DEEPEST and isinstance(value, Mapping):
-        pairs = [(str(name), item) for name, item in cast("Mapping[Any, object]", value).items()]
-        return {cleaned(name): _plain_field(name, item, depth + 1) for name, item in pairs}
-    if depth < DEEPEST and isinstance(value, list | tuple | set | frozenset):
-        return [_plain_part(item, depth + 1) for item in cast("Iterable[object]", value)]
-    return cleaned(str(value))
-
-
-def _plain_field(name: str, value: object, depth: int) -> Any:
-    return HIDDEN if _SECRET_NAME.search(name) else _plain_part(value, depth)
 
 
 def _shown(value: object) -> str:

@@ -11,6 +11,7 @@ from functools import partial
 
 from penstock.clock import SYSTEM_CLOCK, Clock
 from penstock.errors import NotOpen
+from penstock.redaction import redacted
 from penstock.runtime.process import CLEAN_UP_S, LastResort, run_process, the_last_resort
 from penstock.runtime.service import Readiness, Service
 from penstock.runtime.signals import StopSignals, exit_code_of
@@ -147,7 +148,9 @@ class Worker:
             reasons += filter(None, (service.failing, service.trouble()))
             notes += filter(None, (service.limitation(),))
         # The watchdog's loops are services as well, so reasons may come twice.
-        return Readiness(tuple(dict.fromkeys(reasons)), tuple(dict.fromkeys(notes)))
+        return Readiness(
+            tuple(dict.fromkeys(map(redacted, reasons))), tuple(dict.fromkeys(map(redacted, notes)))
+        )
 
     async def _run_all(self) -> None:
         names = ", ".join(service.name for service in self._work)

@@ -4,7 +4,8 @@
 
 A setting in a group is written `pools.cache` here, `[pools] cache = 20` in the file and
 `PENSTOCK_POOLS_CACHE=20` in the environment. The file is the one given, else the one named by
-PENSTOCK_CONFIG, else `penstock.toml` in the working directory if there is one.
+PENSTOCK_CONFIG, else `penstock.toml` in the working directory if there is one that only this user
+can have written.
 """
 
 from __future__ import annotations
@@ -36,13 +37,13 @@ from penstock.settings.documents import (
     TableSettings,
     VectorSettings,
 )
-from penstock.settings.group import Group, Seconds
+from penstock.settings.file import read_file
+from penstock.settings.group import Group, Seconds, Secret
 from penstock.settings.queues import QueueSettings
 from penstock.settings.reading import (
     CONFIG_VARIABLE,
     checked,
     from_environment,
-    from_file,
     groups_of,
     names_of,
     suggestion,
@@ -106,19 +107,21 @@ class LogSettings(Group):
     section: ClassVar[str] = "log"
     format: Literal["human", "json"] = "human"
     level: Literal["debug", "info", "warning", "error"] = "info"
+    redact: bool = True
+    """Hide passwords, tokens and keys in log lines and in stored errors."""
 
 
 class Settings(Group):
     """All settings of one Penstock. Secrets are kept out of `repr`."""
 
-    url: str | None = field(default=None, repr=False)
+    url: Secret | None = None
     """Address of the server; without one the embedded server of `home` is used."""
     username: str | None = None
-    password: str | None = field(default=None, repr=False)
+    password: Secret | None = None
     password_file: str | None = None
     """File with the password; a trailing newline is ignored."""
     sentinel_username: str | None = None
-    sentinel_password: str | None = field(default=None, repr=False)
+    sentinel_password: Secret | None = None
     home: str | None = None
     """Data directory of the embedded server."""
     namespace: str = ""
@@ -184,10 +187,13 @@ class Settings(Group):
         An argument of None counts as not given.
         """
         environ = os.environ if environ is None else environ
-        values = from_file(config or environ.get(CONFIG_VARIABLE))
-        values |= from_environment(environ, cls, FOREIGN_VARIABLES)
-        values |= {name: value for name, value in (arguments or {}).items() if value is not None}
         known = names_of(cls)
+        values = from_environment(environ, cls, FOREIGN_VARIABLES)
+        values |= {name: value for name, value in (arguments or {}).items() if value is not None}
+        if file := read_file(config or environ.get(CONFIG_VARIABLE)):
+            file.check_secrets(known)
+            file.check_addresses(values)
+            values = {**file.values, **values}
         groups: dict[str, dict[str, Any]] = {}
         for name, value in values.items():
             if name not in known:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import field
 from typing import Annotated, ClassVar, Literal
 
 from msgspec import Meta
 
-from penstock.settings.group import Group, Seconds
+from penstock.settings.group import Group, Seconds, Secret
 
 __all__ = ["DocumentSettings", "OutboundSettings", "TableSettings", "VectorSettings"]
 
@@ -16,7 +15,7 @@ class TableSettings(Group):
     """Tables: SQLite in the data directory, or PostgreSQL."""
 
     section: ClassVar[str] = "tables"
-    url: str | None = field(default=None, repr=False)
+    url: Secret | None = None
     """`postgresql://…`, or `sqlite:///path`; without one a file in `home`."""
     connections: Annotated[int, Meta(ge=1, le=100)] = 4
     """Connections of one process to PostgreSQL."""
@@ -28,9 +27,9 @@ class VectorSettings(Group):
     """Vectors: Qdrant's engine in the data directory, or a Qdrant server."""
 
     section: ClassVar[str] = "vectors"
-    url: str | None = field(default=None, repr=False)
+    url: Secret | None = None
     """`http://host:6333`; without one the embedded engine runs in a daemon."""
-    api_key: str | None = field(default=None, repr=False)
+    api_key: Secret | None = None
     """API key of the Qdrant server."""
     answer_s: Seconds = 30.0
     """Without an answer for this long the server is unavailable; the daemon is restarted."""

@@ -7,14 +7,16 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, NoReturn, dataclass_
 
 from msgspec import Meta
 
-from penstock.settings.reading import checked, dotted, kinds_of
+from penstock.settings.reading import SECRET, checked, dotted, is_secret, kinds_of
 
-__all__ = ["Bytes", "Count", "Group", "Seconds", "Share"]
+__all__ = ["Bytes", "Count", "Group", "Seconds", "Secret", "Share"]
 
 Count = Annotated[int, Meta(ge=1, le=10_000)]
 Seconds = Annotated[float, Meta(gt=0, le=86_400)]
 Bytes = Annotated[int, Meta(ge=1, le=512 * 1024 * 1024)]
 Share = Annotated[float, Meta(gt=0, le=1)]
+Secret = Annotated[str, SECRET]
+"""A text that no error, `repr` or log line shows; so is an address, which may have a password."""
 
 
 @dataclass_transform(kw_only_default=True, frozen_default=True, field_specifiers=(field,))
@@ -51,7 +53,9 @@ class Group:
         """Checks over more than one setting."""
 
     def __repr__(self) -> str:
-        shown = ", ".join(f"{f.name}={getattr(self, f.name)!r}" for f in fields(self) if f.repr)
+        kinds = kinds_of(type(self))
+        names = [item.name for item in fields(self) if not is_secret(kinds[item.name])]
+        shown = ", ".join(f"{name}={getattr(self, name)!r}" for name in names)
         return f"{type(self).__qualname__}({shown})"
 
     def __eq__(self, other: object) -> bool:

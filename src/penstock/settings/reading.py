@@ -1,4 +1,4 @@
-"""Read values of settings from file and environment, and validate them by their types.
+"""Read values of settings from the environment, and validate them by their types.
 
 Knows no setting: names and types come from the class that is passed in.
 """
@@ -8,22 +8,23 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import fields, is_dataclass
 from functools import cache
-from pathlib import Path
-from typing import Any, cast, get_args, get_type_hints
+from typing import Any, get_args, get_type_hints
 
 import msgspec
 from msgspec import Meta
 
-from penstock.errors import ConfigError, SettingError
+from penstock.errors import SettingError
+from penstock.redaction import HIDDEN
 
 __all__ = [
     "CONFIG_VARIABLE",
+    "SECRET",
     "checked",
     "dotted",
     "expected",
     "from_environment",
-    "from_file",
     "groups_of",
+    "is_secret",
     "kinds_of",
     "names_of",
     "suggestion",
@@ -32,30 +33,8 @@ __all__ = [
 
 ENVIRONMENT_PREFIX = "PENSTOCK_"
 CONFIG_VARIABLE = "PENSTOCK_CONFIG"
-CONFIG_FILE = "penstock.toml"
-
-
-def from_file(path: str | Path | None) -> dict[str, object]:
-    """Values of a TOML file by dotted names; without a path, of the working directory's, if any."""
-    if path is None and not Path(CONFIG_FILE).is_file():
-        return {}
-    import tomllib  # noqa: PLC0415  most programs have no such file
-
-    path = Path(path or CONFIG_FILE)
-    try:
-        document = tomllib.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ConfigError(f"configuration file {path}: {error.strerror}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"configuration file {path}: not valid TOML: {error}") from None
-    values: dict[str, object] = {}
-    for name, value in document.items():
-        if isinstance(value, dict):
-            table = cast("dict[str, object]", value)
-            values |= {dotted(name, key): entry for key, entry in table.items()}
-        else:
-            values[name] = value
-    return values
+SECRET = Meta(extra={"secret": True})
+"""Marks a type whose values no error, `repr` or log line shows."""
 
 
 def from_environment(
@@ -85,12 +64,15 @@ def checked(name: str, value: object, kind: Any) -> object:
     try:
         return msgspec.convert(value, kind, strict=not isinstance(value, str))
     except msgspec.ValidationError:
-        raise SettingError(name, _shown(name, value), expected(kind)) from None
+        shown = HIDDEN if is_secret(kind) else value
+        raise SettingError(name, shown, expected(kind)) from None
 
 
 def expected(kind: Any) -> str:
     """Describe what a type allows: `a whole number from 1 to 10000`."""
     options = [option for option in get_args(kind) if option is not type(None)]
+    if len(options) == 1:  # Secret | None
+        return expected(options[0])
     if options and all(isinstance(option, str) for option in options):
         return "one of " + ", ".join(options)
     words = {int: "a whole number", float: "a number", str: "a text", bool: "true or false"}
@@ -108,8 +90,9 @@ def expected(kind: Any) -> str:
     return text
 
 
-def _shown(name: str, value: object) -> object:
-    return "…" if name.endswith("password") or name == "url" else value
+def is_secret(kind: Any) -> bool:
+    """Whether values of this type are secrets."""
+    return any(part is SECRET or is_secret(part) for part in get_args(kind))
 
 
 def suggestion(name: str, known: Iterable[str]) -> str:

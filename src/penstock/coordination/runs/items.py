@@ -141,7 +141,8 @@ class RunItems(RunHandle):
         0 means that the item was processed meanwhile by another caller: nothing is recorded.
         """
         (name,) = check_items([item])
-        error_type, message = describe_error(error)
+        redacts = self.client.settings.log.redact
+        error_type, message = describe_error(error, redacts=redacts)
         check_whole("api_calls", api_calls, 0)
         retry = "never" if final else "" if retry_in_s is None else _ms("retry_in_s", retry_in_s)
         return await self._act(

@@ -13,6 +13,7 @@ import msgspec
 from penstock.coordination.runs.records import FINAL, OWN_FIELDS, STATUSES
 from penstock.errors import InvalidItem, InvalidName
 from penstock.errors.base import shown
+from penstock.redaction import redacted
 from penstock.redis.codec.escaping import unescaped
 from penstock.redis.keys.names import MAX_ID
 from penstock.redis.wire import Argument
@@ -41,6 +42,8 @@ Watermark: TypeAlias = int | float | str | datetime
 
 _MOST_FACTS: Final = 500
 _LONGEST_ERROR: Final = 2_000
+_LONGEST_READ: Final = 16_000
+"""Of a longer error only this much is looked at for secrets, and the rest cut off."""
 _EXACT: Final = 2**53
 """Up to here scripts compare whole numbers exactly."""
 _is_score = re.compile(r"[+-]?(inf|[0-9]+(\.[0-9]*)?(e[+-]?[0-9]+)?)").fullmatch
@@ -181,13 +184,13 @@ def check_watermark(watermark: Watermark | None) -> bytes:
     return msgspec.json.encode(watermark)
 
 
-def describe_error(error: BaseException | str) -> tuple[str, str]:
+def describe_error(error: BaseException | str, *, redacts: bool) -> tuple[str, str]:
     """Return the class and the message of an error, truncated."""
     if isinstance(error, BaseException):
-        return type(error).__name__, _truncated(_message(error))
+        return type(error).__name__, _truncated(_message(error), redacts)
     if not isinstance(error, str):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise InvalidItem(f"error {shown(error)}: expected an exception or a text")
-    return "", _truncated(error)
+    return "", _truncated(error, redacts)
 
 
 def _message(error: BaseException) -> str:
@@ -197,7 +200,9 @@ def _message(error: BaseException) -> str:
         return f"({type(fault).__name__} when it was asked for its words)"
 
 
-def _truncated(text: str) -> str:
+def _truncated(text: str, redacts: bool) -> str:
+    if redacts:
+        text = redacted(text[:_LONGEST_READ])
     shown = text if len(text) <= _LONGEST_ERROR else f"{text[:_LONGEST_ERROR]}…"
     return shown.encode(errors="backslashreplace").decode()
 

@@ -14,10 +14,11 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 import click
 
 from penstock.errors import PenstockError
-from penstock.interfaces.cli.output import ExitCode, exit_code, fail
+from penstock.interfaces.cli.output import ExitCode, exit_code, fail, say
+from penstock.redaction import redacted
 from penstock.settings import Settings
 
-__all__ = ["cli", "given", "main", "pass_settings", "run"]
+__all__ = ["cli", "given", "log_settings_notes", "main", "pass_settings", "run"]
 
 T = TypeVar("T")
 P = ParamSpec("P")
@@ -68,7 +69,7 @@ class _Commands(click.Group):
 @click.option("--home", help="Data directory of the embedded server.")
 @click.option("--config", help="TOML file with settings (default: ./penstock.toml).")
 @click.version_option(package_name="penstock")
-def cli(**_: str | None) -> None:
+def cli(url: str | None, **_: str | None) -> None:
     """Run background work on a Redis or Valkey server, and look after it.
 
     \b
@@ -81,6 +82,12 @@ def cli(**_: str | None) -> None:
     PENSTOCK_… variables, those over the TOML file. Exit codes: 0 success, 1 a problem was found,
     2 wrong usage or refused, 3 configuration, 4 no connection, 5 time-out, 130 interrupted.
     """  # noqa: D301  \b keeps lines as they are
+    if url is not None and redacted(url) != url:
+        say(
+            "penstock: warning: every user of this machine can read the password in --url; put it "
+            "into a file, and its path into PENSTOCK_PASSWORD_FILE",
+            err=True,
+        )
 
 
 def pass_settings(command: Callable[Concatenate[Settings, P], T]) -> Callable[P, T]:
@@ -100,8 +107,48 @@ def given() -> dict[str, str]:
     return {name: value for name, value in options.items() if value is not None}
 
 
+class _SettingsNotes(logging.Handler):
+    """Holds what reading the settings has logged, until it is known where logs go."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.records: list[logging.LogRecord] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.records.append(record)
+
+
+_settings_logger = logging.getLogger("penstock.settings")
+
+
+def _hold_settings_notes() -> None:
+    """Keep what reading the settings logs, from now on; see `log_settings_notes`."""
+    _settings_logger.addHandler(_SettingsNotes())
+    _settings_logger.setLevel(logging.INFO)
+    _settings_logger.propagate = False
+
+
+def log_settings_notes() -> None:
+    """Log what was held, now that the logs are configured."""
+    for note in _settings_notes():
+        _settings_logger.handle(note)
+
+
+def _settings_notes() -> list[logging.LogRecord]:
+    """What was held, once; from now on such lines go where all others do."""
+    held = [one for one in _settings_logger.handlers if isinstance(one, _SettingsNotes)]
+    for handler in held:
+        _settings_logger.removeHandler(handler)
+        _settings_logger.setLevel(logging.NOTSET)
+        _settings_logger.propagate = True
+    return [record for handler in held for record in handler.records]
+
+
 def run(work: Coroutine[Any, Any, T]) -> T:
     """Run the coroutine of a command. Errors are its result, so they are not logged as well."""
+    for note in _settings_notes():
+        if note.levelno >= logging.WARNING:
+            say(f"penstock: warning: {note.getMessage()}", err=True)
     logging.getLogger("penstock").addHandler(logging.NullHandler())
     return asyncio.run(work)
 
@@ -111,6 +158,7 @@ def main() -> None:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # a terminal without UTF-8 is no error
+    _hold_settings_notes()
     try:
         sys.exit(cli.main(prog_name="penstock", standalone_mode=False))
     except click.exceptions.NoArgsIsHelpError as error:

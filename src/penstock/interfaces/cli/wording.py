@@ -6,12 +6,15 @@ from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 
 from penstock.interfaces.cli.output import say, say_lines
+from penstock.redaction import redacted
 from penstock.topics.admin.views import MessageView, PayloadView
 
 __all__ = ["age", "message_line", "moment", "payload_line", "plural", "size", "table"]
 
 _LINE = 200
 """Characters of a payload on a line with other things."""
+_DATA = frozenset({"CALL", "DATA", "DOCUMENT", "ID", "ITEM", "JOB", "KEY"})
+"""Columns with the user's data; others may describe errors."""
 _KIBI = 1024
 _UNITS = ((86_400, "d"), (3_600, "h"), (60, "min"))
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -22,7 +25,7 @@ def table(titles: Sequence[str], rows: Sequence[Sequence[object]]) -> bool:
 
     The last column is the one that may be long; it is not padded. False if the reader has gone.
     """
-    cells = [[f"{cell:,}" if isinstance(cell, int) else str(cell) for cell in row] for row in rows]
+    cells = [[_cell(*pair) for pair in zip(titles, row, strict=True)] for row in rows]
     widths = [max(map(len, column)) for column in zip(titles, *cells, strict=True)]
     numeric = [any(isinstance(row[place], int) for row in rows) for place in range(len(titles))]
 
@@ -33,7 +36,13 @@ def table(titles: Sequence[str], rows: Sequence[Sequence[object]]) -> bool:
         ]
         return "  ".join(padded).rstrip()
 
-    return say(line(titles), bold=True) and say_lines(map(line, cells))
+    return say(line(titles), bold=True) and say_lines(map(line, cells), is_data=True)
+
+
+def _cell(title: str, cell: object) -> str:
+    if isinstance(cell, int):
+        return f"{cell:,}"
+    return str(cell) if title in _DATA else redacted(str(cell))
 
 
 def plural(count: int, noun: str) -> str:
@@ -83,7 +92,7 @@ def payload_line(payload: PayloadView, most: int = _LINE) -> str:
 
 
 def message_line(view: MessageView) -> str:
-    """One message on one line."""
+    """One message on one line; data throughout."""
     place = f"{moment(view.sent_ms, 'milliseconds')}  {view.id}"
     if view.barrier is not None:
         return f"{place}  (here the topic grew, to generation {view.barrier})"

@@ -31,6 +31,7 @@ from penstock.queues.worker.job_context import IsolatedJob, set_current
 from penstock.queues.worker.job_ends import PASSED_OVER, JobEnd, bury, flush_ended, retry
 from penstock.queues.worker.membership import MemberState
 from penstock.queues.worker.performer import Call, Performer
+from penstock.redaction import redacted
 from penstock.redis.codec import Codec, Unpacked
 from penstock.redis.codec.off_loop import LARGE, off_loop
 from penstock.redis.wire import Argument
@@ -42,6 +43,7 @@ logger = logging.getLogger(__name__)
 quiet = RateLimitedLog(logger)
 
 _PARK_FIRST_S, _PARK_LONGEST_S = 0.5, 30.0
+_LONGEST_SUGGESTION = 500
 
 
 class Admission(Enum):
@@ -304,9 +306,9 @@ class JobProcessor:
         if isinstance(decision, GiveUp):
             await self._give_up(job, decision, error)
             return
-        failure = Failure.of(error, job.attempt, now_ms)
+        failure = Failure.of(error, job.attempt, now_ms, redacts=self._failure_log.redacts)
         self._failure_log.failed(_attempt_of(job, limit), failure, error, next_s=decision.seconds)
-        fields = [*_error_fields(failure, error), "retry_count", job.attempt]
+        fields = [*self._error_fields(failure, error), "retry_count", job.attempt]
         item = await self._rewritten(job.item, after_failure(job.item.meta, job.id, failure))
         error.__traceback__ = None  # logged; it would keep all the function's variables
         await retry(job, item, decision.seconds, fields)
@@ -323,7 +325,10 @@ class JobProcessor:
 
     async def _give_up(self, job: ClaimedJob, verdict: GiveUp, error: Exception | None) -> None:
         now_ms = job.claims.membership.now_ms
-        failures = () if error is None else (Failure.of(error, job.attempt, now_ms),)
+        failures: tuple[Failure, ...] = ()
+        if error is not None:
+            redacts = self._failure_log.redacts
+            failures = (Failure.of(error, job.attempt, now_ms, redacts=redacts),)
         item = msgspec.structs.replace(job.item, id=job.id)
         limit = job.max_attempts or limit_of(item, self.policy_of(item))
         attempt, failure = _attempt_of(job, limit), failures[0] if failures else None
@@ -339,9 +344,9 @@ class JobProcessor:
             failures=failures,
             now_ms=now_ms,
             error_code=_error_code(error),
-            suggestions=_suggestions(error),
+            suggestions=self._suggestions(error),
         )
-        fields = _error_fields(failure, error) if failure is not None else []
+        fields = self._error_fields(failure, error) if failure is not None else []
         if error is not None:
             error.__traceback__ = None
         self.counts.dead += 1
@@ -369,6 +374,34 @@ class JobProcessor:
         item = await self._rewritten(job.item, parked)
         fields = ("error", _text(why), "error_type", type(error).__name__)
         await retry(job, item, wait_s, fields, counted_as="parked")
+
+    def _error_fields(self, failure: Failure, error: Exception | None) -> list[Argument]:
+        fields: list[Argument] = [
+            *("error", _text(failure.message), "error_type", _text(failure.error_class)),
+            *("traceback", _text(failure.stack)),
+        ]
+        # What the error of an earlier attempt left there would be taken for this one's.
+        code, suggestions, may_be_left = (
+            _error_code(error),
+            self._suggestions(error),
+            failure.attempt > 1,
+        )
+        if code or may_be_left:
+            fields += ("error_code", _text(code))
+        if suggestions or may_be_left:
+            fields += ("suggestions", msgspec.json.encode(suggestions))
+        return fields
+
+    def _suggestions(self, error: Exception | None) -> list[str]:
+        given = _attribute(error, "suggestions")
+        if not isinstance(given, (list, tuple)):
+            return []
+        try:
+            texts = [str(one)[:_LONGEST_SUGGESTION] for one in cast("list[object]", given)[:20]]
+            texts = [redacted(text) for text in texts] if self._failure_log.redacts else texts
+            return [_text(text).decode() for text in texts]
+        except Exception:  # noqa: BLE001  as below
+            return []
 
 
 async def _forget_interruption() -> None:
@@ -407,33 +440,9 @@ def _fits(item: Item, performer: Performer) -> bool:
     return True
 
 
-def _error_fields(failure: Failure, error: Exception | None) -> list[Argument]:
-    fields: list[Argument] = [
-        *("error", _text(failure.message), "error_type", _text(failure.error_class)),
-        *("traceback", _text(failure.stack)),
-    ]
-    # What the error of an earlier attempt left there would be taken for this one's.
-    code, suggestions, may_be_left = _error_code(error), _suggestions(error), failure.attempt > 1
-    if code or may_be_left:
-        fields += ("error_code", _text(code))
-    if suggestions or may_be_left:
-        fields += ("suggestions", msgspec.json.encode(suggestions))
-    return fields
-
-
 def _error_code(error: Exception | None) -> str:
     code = _attribute(error, "error_code")
     return code[:100] if isinstance(code, str) else ""
-
-
-def _suggestions(error: Exception | None) -> list[str]:
-    given = _attribute(error, "suggestions")
-    if not isinstance(given, (list, tuple)):
-        return []
-    try:
-        return [_text(str(one)[:500]).decode() for one in cast("list[object]", given)[:20]]
-    except Exception:  # noqa: BLE001  as below
-        return []
 
 
 def _attribute(error: Exception | None, name: str) -> object:

@@ -203,7 +203,7 @@ class MessageProcessor:
     ) -> float | None:
         """Try again later, or give up."""
         now_ms = SYSTEM_CLOCK.wall_ms()
-        failure = Failure.of(error, message.attempt, now_ms)
+        failure = Failure.of(error, message.attempt, now_ms, redacts=self._failure_log.redacts)
         failures = owned.attempts.failed(message.entry_id, failure)
         if isinstance(error, DecodeError) and _is_undecodable(message):
             decision = GiveUp(DeathReason.UNDECODABLE)

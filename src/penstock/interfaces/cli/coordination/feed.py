@@ -107,7 +107,8 @@ def _show(event: FeedEvent, as_json: bool) -> bool:
     ]
     note = ", ".join(filter(None, notes))
     data = _as_line(event.data)
-    return say(f"{when}  {event.number}  {event.type}{f' ({note})' if note else ''}  {data}")
+    line = f"{when}  {event.number}  {event.type}{f' ({note})' if note else ''}  {data}"
+    return say(line, is_data=True)
 
 
 def _as_line(data: Any) -> str:

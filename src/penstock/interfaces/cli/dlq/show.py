@@ -12,12 +12,15 @@ from penstock.queues.dead_letters.views import (
     QueueLetterView,
     QueueReplayed,
 )
+from penstock.redaction import redacted
 from penstock.topics.admin.views import LetterKinds, LetterPage, LetterView, Replayed
 
 __all__ = ["show_acts", "show_kinds", "show_letter", "show_page", "show_sent"]
 
 _CAUSE = 32
 """Characters of an error in a list."""
+_DATA = frozenset({"fields", "headers", "job", "job id", "key", "message", "payload"})
+"""Facts that are the user's data; others may describe errors."""
 
 
 def show_page(page: LetterPage | QueueLetterPage, *, chosen: bool) -> None:
@@ -56,7 +59,7 @@ def show_letter(letter: LetterView | QueueLetterView) -> None:
             say(f"  {f'attempt {trouble.attempt}':11}  {moment(trouble.at_ms)}  {cause}")
         for suggestion in letter.suggestions:
             say(f"  {'try':11}  {suggestion}")
-    for line in (letter.stack or "").splitlines():
+    for line in redacted(letter.stack or "").splitlines():
         say(f"    {line}")
 
 
@@ -102,7 +105,7 @@ def _of_queue(letter: QueueLetterView) -> dict[str, str | None]:
 def _say_facts(facts: dict[str, str | None]) -> None:
     for name, value in facts.items():
         if value:
-            say(f"  {name:11}  {value}")
+            say(f"  {name:11}  {value}", is_data=name in _DATA)
 
 
 def show_kinds(found: LetterKinds | QueueLetterKinds) -> None:
@@ -159,5 +162,5 @@ def _cause(letter: LetterView | QueueLetterView) -> str:
         kind, message = letter.error_class or "", letter.error_message
     else:
         kind, message = letter.error_type, letter.error or letter.fault
-    cause = ": ".join(filter(None, (kind.rpartition(".")[2], message)))
+    cause = redacted(": ".join(filter(None, (kind.rpartition(".")[2], message))))
     return cause if len(cause) <= _CAUSE else f"{cause[:_CAUSE]}…"

@@ -71,7 +71,9 @@ def _show(found: SearchHit) -> bool:
     place += [" > ".join(found.headings)] if found.headings else []
     text = " ".join(found.text.split())
     is_open = say(f"{found.score:.3f}  {'  '.join(place)}", bold=True)
-    is_open = is_open and say(f"       {text if len(text) <= _SNIPPET else f'{text[:_SNIPPET]}…'}")
+    is_open = is_open and say(
+        f"       {text if len(text) <= _SNIPPET else f'{text[:_SNIPPET]}…'}", is_data=True
+    )
     if found.also_in:
         is_open = is_open and say(f"       also in {', '.join(found.also_in)}")
     return is_open

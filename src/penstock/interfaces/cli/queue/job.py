@@ -23,6 +23,7 @@ from penstock.queues.admin.queue_admin import Cancelled
 from penstock.queues.admin.views import JobPage
 from penstock.queues.dead_letters.filters import MOST_AT_ONCE
 from penstock.queues.storage.job_record import STATES, JobProgress, JobRecord, JobState
+from penstock.redaction import redacted
 from penstock.settings import Settings
 
 __all__ = ["job"]
@@ -143,10 +144,10 @@ def show(settings: Settings, queue: str, id_: str, as_json: bool) -> None:
     }
     for name, value in facts.items():
         if value:
-            say(f"  {name:10}  {value}")
+            say(f"  {name:10}  {value}", is_data=name in {"fields", "progress", "result"})
     for suggestion in record.suggestions:
         say(f"  {'try':10}  {suggestion}")
-    for line in record.traceback.splitlines():
+    for line in redacted(record.traceback).splitlines():
         say(f"    {line}")
 
 

@@ -22,7 +22,7 @@ from penstock.delivery import failure_log
 from penstock.delivery.retries import RetryPolicy
 from penstock.delivery.times import LATEST
 from penstock.errors import TopicMissing
-from penstock.interfaces.cli.main import pass_settings
+from penstock.interfaces.cli.main import log_settings_notes, pass_settings
 from penstock.interfaces.cli.output import json_option, reader_left, say, say_json
 from penstock.interfaces.cli.values import duration, position
 from penstock.interfaces.cli.wording import message_line
@@ -111,6 +111,7 @@ def consume(
     )
     log = replace(settings.log, format="json") if as_json else settings.log
     configure(replace(log, level="warning") if log.level == "info" else log)
+    log_settings_notes()
     # This command prints one line for a failed attempt and for the error that ends the worker.
     logging.getLogger(Worker.__module__).setLevel(logging.CRITICAL)
     failure_log.logger.setLevel(logging.ERROR)
@@ -201,7 +202,7 @@ class _Handling:
             headers=message.headers,
             attempt=message.attempt,
         )
-        return say_json(view, indent=0) if self._as_json else say(message_line(view))
+        return say_json(view, indent=0) if self._as_json else say(message_line(view), is_data=True)
 
     async def _run(self, payload: bytes, message: Message) -> None:
         with TemporaryFile() as payload_file:  # a command need not read all of it, or any

@@ -62,7 +62,11 @@ def tail(
         async with aclosing(cast("AsyncGenerator[list[MessageView]]", pages)):
             async for page in pages:
                 for view in page:
-                    is_read = say_json(view, indent=0) if as_json else say(message_line(view))
+                    is_read = (
+                        say_json(view, indent=0)
+                        if as_json
+                        else say(message_line(view), is_data=True)
+                    )
                     shown += view.barrier is None
                     if not is_read or shown == limit:
                         return

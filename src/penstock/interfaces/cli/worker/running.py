@@ -11,7 +11,7 @@ from dataclasses import replace
 import click
 
 from penstock.interfaces.cli.lines import STANDARD_INPUT
-from penstock.interfaces.cli.main import given
+from penstock.interfaces.cli.main import given, log_settings_notes
 from penstock.runtime import Service, Worker, configure
 from penstock.settings import Settings
 
@@ -42,6 +42,7 @@ log_json_option = click.option(
 def configure_logs(settings: Settings, *, as_json: bool) -> None:
     """Log as the settings have it, or as JSON."""
     configure(replace(settings.log, format="json") if as_json else settings.log)
+    log_settings_notes()
 
 
 def child_environ() -> dict[str, str]:

@@ -18,7 +18,7 @@ from pathlib import Path
 from penstock.errors import DocumentError, DocumentRefused, FileMissing, JobMissing, PenstockError
 from penstock.pipelines.documents.admin.views import CRASHED, code_of
 from penstock.pipelines.documents.config.models import RagConfig
-from penstock.pipelines.documents.ingest.failed_documents import FailedDocuments
+from penstock.pipelines.documents.ingest.failed_documents import FailedDocuments, stored_text
 from penstock.pipelines.documents.ingest.finished_files import FinishedFiles
 from penstock.pipelines.documents.ingest.job_state import IngestJobState
 from penstock.pipelines.documents.ingest.rebuilding import Rebuilder
@@ -126,7 +126,8 @@ class Cleanup(Duty):
         try:
             state = IngestJobState.from_record(self._resources, row, record)
         except DocumentError:
-            await self._resources.ledger.jobs.end(row.job_id, "failed", str(error))
+            reason = stored_text(self._resources, str(error))
+            await self._resources.ledger.jobs.end(row.job_id, "failed", reason)
             return
         await self._restore(state, row)
         await self._failed_documents.give_up(state, error, moves=state.identity is not None)

@@ -17,9 +17,10 @@ from penstock.pipelines.documents.ingest.job_state import IngestJobState
 from penstock.pipelines.documents.ledger.tables import JobRow
 from penstock.pipelines.documents.resources import DocumentResources
 from penstock.pipelines.documents.submit.job_message import now_text
+from penstock.redaction import redacted
 from penstock.stores.files.naming import candidates, with_ending
 
-__all__ = ["FailedDocuments", "replay"]
+__all__ = ["FailedDocuments", "replay", "stored_text"]
 
 _LONGEST_TRACE = 8_000
 
@@ -37,13 +38,14 @@ class FailedDocuments:
         """End a job after its last attempt; without `moves` its file stays where it is."""
         resources, attempt = self._resources, state.attempt
         code = str(getattr(error, "error_code", "")) or "ERR_UNEXPECTED"
+        reason = stored_text(resources, str(error))
         if state.message.target:
-            await resources.ledger.end_job(attempt, "failed", code, str(error))
+            await resources.ledger.end_job(attempt, "failed", code, reason)
             return
         if state.generation:
             is_bad = isinstance(error, ParseError | UnsupportedFile)
             given_up = await resources.ledger.failed(
-                attempt, state.generation, code, str(error), is_bad=is_bad
+                attempt, state.generation, code, reason, is_bad=is_bad
             )
             if given_up:
                 row = await resources.fresh_row(state.rag)
@@ -54,7 +56,7 @@ class FailedDocuments:
                 return  # another worker, which took this one for dead, has indexed the document
         if not state.is_stored and not isinstance(error, FileMissing):
             await self._set_aside(state, error, code, moves=moves)
-        await resources.ledger.end_job(attempt, "failed", code, str(error))
+        await resources.ledger.end_job(attempt, "failed", code, reason)
 
     async def _is_found(self, state: IngestJobState) -> bool:
         row = await self._resources.ledger.document(state.rag.rag_id, state.doc_id)
@@ -63,7 +65,7 @@ class FailedDocuments:
     async def _set_aside(
         self, state: IngestJobState, error: Exception, code: str, *, moves: bool
     ) -> None:
-        body, identity = error_body(state, error, code), state.identity
+        body, identity = error_body(self._resources, state, error, code), state.identity
         if identity is None and await self._finished_files.set_aside_before(state, body):
             return  # an interrupted attempt has moved it
         if identity is None and moves:  # the file could not be opened
@@ -73,10 +75,18 @@ class FailedDocuments:
             await self._finished_files.set_aside(state, identity, body)
 
 
-def error_body(state: IngestJobState, error: Exception, code: str) -> dict[str, Any]:
+def stored_text(resources: DocumentResources, text: str) -> str:
+    """What is stored about an error: without secrets, unless the settings keep them."""
+    return redacted(text) if resources.app.settings.log.redact else text
+
+
+def error_body(
+    resources: DocumentResources, state: IngestJobState, error: Exception, code: str
+) -> dict[str, Any]:
     """Content of `<file>.error.json`; see docs/contracts.md."""
     message = state.message
     fatal = isinstance(error, DocumentRefused)
+    trace = "" if fatal else "".join(traceback.format_exception(error))
     return {
         "job_id": message.job_id,
         "rag_id": message.rag_id,
@@ -85,14 +95,16 @@ def error_body(state: IngestJobState, error: Exception, code: str) -> dict[str, 
         "submitted_at": message.submitted_at,
         "started_at": state.started_at,
         "failed_at": now_text(),
-        "error": str(error),
+        "error": stored_text(resources, str(error)),
         "error_type": type(error).__name__,
         "error_code": code,
         "retry_count": state.retries,
         "max_retries": state.max_retries,
         "reason": "fatal" if fatal else "exhausted",
-        "suggestions": list(getattr(error, "suggestions", ())),
-        "traceback": "" if fatal else "".join(traceback.format_exception(error))[-_LONGEST_TRACE:],
+        "suggestions": [
+            stored_text(resources, str(one)) for one in getattr(error, "suggestions", ())
+        ],
+        "traceback": stored_text(resources, trace)[-_LONGEST_TRACE:],
         "digest": state.digest,
     }
 
