@@ -15,12 +15,14 @@ import pytest
 from bench.figures import Figure
 from hypothesis import HealthCheck
 from hypothesis import settings as hypothesis_settings
+from tests.kit.least_rights import LeastRights
 from tests.kit.patience import WAIT_S
 from tests.kit.script_headers import check_prepared_calls
 from tests.kit.settings import QUICK_TOPICS, settings_of
 
 from penstock import Penstock
 from penstock.errors import BinaryMissing
+from penstock.inspector.rights import ROLES
 from penstock.redis.address import Endpoint
 from penstock.redis.client import Client
 from penstock.redis.embedded.server import Embedded
@@ -48,7 +50,14 @@ def required_servers() -> frozenset[str]:
     return frozenset({"valkey", "redis62"})
 
 
-def pytest_configure() -> None:
+_least_rights = pytest.StashKey[LeastRights]()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--as-role", choices=ROLES, help="Rights of applications: see least_rights.py")
+
+
+def pytest_configure(config: pytest.Config) -> None:
     """Check prepared calls of scripts; wait patiently; take Ctrl-C as a terminal gives it.
 
     A shell starts its background jobs with it ignored.
@@ -57,6 +66,8 @@ def pytest_configure() -> None:
     eventually.WITHIN_S = WAIT_S
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    if role := config.getoption("--as-role"):
+        config.stash[_least_rights] = LeastRights(role)
 
 
 def pytest_report_header() -> list[str]:
@@ -77,6 +88,20 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if folders & set(item.path.parents):
             item.add_marker(pytest.mark.faults)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """With `--as-role`: choose the user of the servers before fixtures ask for their addresses."""
+    if rights := item.config.stash.get(_least_rights, None):
+        rights.begin(item)
+
+
+@pytest.fixture(autouse=True)
+def least_rights(request: pytest.FixtureRequest) -> None:
+    """With `--as-role`: the users of the servers may use the keys of the test's namespace only."""
+    if rights := request.config.stash.get(_least_rights, None):
+        rights.restrict(request)
 
 
 @pytest.fixture(scope="module", autouse=True)

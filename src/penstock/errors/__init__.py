@@ -4,6 +4,7 @@ PenstockError
 ├── ConfigError               the configuration is invalid; nothing was sent
 │   ├── SettingError          a setting has an unknown name or an invalid value
 │   └── AddressError          a server address is invalid
+│       └── UnprotectedServer  the server is on a network and asks for no password
 ├── InvalidName               a topic, queue, group … name is not allowed
 ├── CodecError
 │   ├── EncodeError           a value cannot be stored

@@ -18,6 +18,7 @@ __all__ = [
     "SettingError",
     "StartFailed",
     "TooMany",
+    "UnprotectedServer",
 ]
 
 _SHOWN_NAME = 60
@@ -54,6 +55,10 @@ class SettingError(ConfigError):
 
 class AddressError(ConfigError):
     """A server address is invalid. The message never repeats a password."""
+
+
+class UnprotectedServer(AddressError):
+    """The server is on a network and lets everybody in; nothing was sent but a greeting."""
 
 
 class InvalidName(PenstockError, ValueError):

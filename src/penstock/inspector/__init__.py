@@ -13,12 +13,14 @@ from penstock.lazy_exports import lazy_exports
 if TYPE_CHECKING:
     from penstock.inspector.doctor import Diagnosis, Finding
     from penstock.inspector.repairs import OddEntry, Repairs
+    from penstock.inspector.rights import AclUser, acl_user
 else:
     __getattr__ = lazy_exports(
         __name__,
         {
             "doctor": "Diagnosis Finding",
             "repairs": "OddEntry Repairs",
+            "rights": "AclUser acl_user",
         },
     )
 
@@ -29,4 +31,7 @@ __all__ = [
     # repairs
     "Repairs",
     "OddEntry",
+    # rights
+    "AclUser",
+    "acl_user",
 ]

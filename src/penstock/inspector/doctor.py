@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import ipaddress
 from collections.abc import Iterator
 from typing import Literal, cast
 
 import msgspec
 
 from penstock.clock import SYSTEM_CLOCK, Clock
-from penstock.errors import ServerError
+from penstock.errors import PermissionRefused, ServerError
 from penstock.inspector.former_namespace import find_former
 from penstock.inspector.key_scan import ScannedKey, is_guess, registered_queues, scan_keys
+from penstock.redis.address import Topology, is_loopback
 from penstock.redis.client import Client
 from penstock.redis.connector import parse_version
 from penstock.redis.health import check_health, read_info
@@ -32,6 +32,10 @@ MEMORY_HEADROOM = 0.8
 MOST_SCANNED = 100_000
 _TOLERATED_SKEW_S = 1.0
 _MOST_ORPHANS_SHOWN = 3
+_MAKE_A_USER = (
+    "make a user with penstock acl, name its password file in PENSTOCK_PASSWORD_FILE, and switch "
+    "off the default user"
+)
 
 
 class Finding(msgspec.Struct, frozen=True, kw_only=True):
@@ -67,7 +71,7 @@ async def diagnose(client: Client, *, clock: Clock = SYSTEM_CLOCK) -> Diagnosis:
     if health.connected:
         for node in await client.primaries():
             findings += await _judge(client, node, clock)
-    findings += _judge_access(client)
+    findings += _judge_sentinels(client)
     return Diagnosis(address=str(client.address), findings=findings, connected=health.connected)
 
 
@@ -79,6 +83,7 @@ async def _judge(client: Client, node: Node, clock: Clock) -> list[Finding]:
             *_judge_memory(info),
             *_judge_persistence(info, await _setting(node, "save")),
             *await _judge_clock(node, clock),
+            *await _judge_access(client, node),
             *await _judge_keys(client, node),
             *await _judge_namespace(client, node),
         ]
@@ -147,6 +152,14 @@ def _judge_persistence(info: dict[str, str], save: str | None) -> Iterator[Findi
     fix = "CONFIG SET appendonly yes"
     if info.get("aof_enabled") == "1":
         yield Finding(check="persistence", level="ok", message="append-only file is on")
+    elif save is None:
+        yield Finding(
+            check="persistence",
+            level="warning",
+            message="no append-only file, and this user may not see whether there are snapshots: a "
+            "crash loses everything since the last one",
+            fix=fix,
+        )
     elif save:
         yield Finding(
             check="persistence",
@@ -155,11 +168,10 @@ def _judge_persistence(info: dict[str, str], save: str | None) -> Iterator[Findi
             fix=fix,
         )
     else:
-        doubt = "" if save == "" else " (as far as this user may see)"
         yield Finding(
             check="persistence",
             level="failure",
-            message=f"nothing is persisted{doubt}: a restart loses everything",
+            message="nothing is persisted: a restart loses everything",
             fix=fix,
         )
     for field, what in (("aof_last_write_status", "file"), ("rdb_last_bgsave_status", "snapshot")):
@@ -251,24 +263,67 @@ def _breach(one: ScannedKey, *, guessed: bool) -> str:
     return ""
 
 
-def _judge_access(client: Client) -> Iterator[Finding]:
-    if client.address.credentials.password is not None:
-        return
-    for endpoint in client.address.endpoints:
-        if not endpoint.path and not _is_loopback(endpoint.host):
+async def _judge_access(client: Client, node: Node) -> list[Finding]:
+    """Who else may use the server, and who can listen."""
+    wire = await node.wire(Role.DEFAULT)
+    if not wire.peer:
+        return []  # a unix socket: its file says who may
+    findings: list[Finding] = []
+    is_local = is_loopback(wire.peer)
+    if not client.address.credentials.password:
+        others = "every user of that machine" if is_local else "everybody on the network"
+        findings.append(
+            Finding(
+                check="access",
+                level="warning",
+                message=f"the server asks for no password: {others} can read and change all of it",
+                fix=_MAKE_A_USER,
+            )
+        )
+    elif not is_local and await _may_do_everything(node):
+        findings.append(
+            Finding(
+                check="access",
+                level="warning",
+                message="the default user, which may run every command, is used over the network",
+                fix=_MAKE_A_USER,
+            )
+        )
+    if not is_local and not client.address.tls:
+        findings.append(
+            Finding(
+                check="tls",
+                level="warning",
+                message="what goes over the network can be read and changed on its way",
+                fix="have the server speak TLS, and write rediss:// instead of redis://",
+            )
+        )
+    return findings
+
+
+async def _may_do_everything(node: Node) -> bool:
+    """Whether we are the default user without a limit."""
+    wire = await node.wire(Role.DEFAULT)
+    try:
+        if await wire.call("ACL", "WHOAMI") != b"default":
+            return False
+        rights = await wire.call("ACL", "GETUSER", "default")
+    except PermissionRefused:
+        return False
+    return dict(zip(rights[::2], rights[1::2], strict=True))[b"commands"] == b"+@all"
+
+
+def _judge_sentinels(client: Client) -> Iterator[Finding]:
+    """They are asked by those who look for the server, not by this check."""
+    if client.address.topology is Topology.SENTINEL and not client.settings.sentinel_password:
+        for endpoint in client.address.endpoints:
             yield Finding(
                 check="access",
                 level="warning",
-                message=f"{endpoint} is reached over the network without a password",
-                fix="set one with ACL SETUSER and put it into PENSTOCK_PASSWORD_FILE",
+                message="the sentinel asks for no password: others can have it name their server",
+                fix="set one there, and sentinel_password here",
+                endpoint=str(endpoint),
             )
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 async def _setting(node: Node, name: str) -> str | None:

@@ -8,6 +8,7 @@ redis+cluster://[user:password@]host[:6379],…                         rediss+c
 
 from __future__ import annotations
 
+import ipaddress
 import ssl
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -17,7 +18,15 @@ from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
 from penstock.errors import AddressError, SettingError
 from penstock.settings import Settings, TlsSettings
 
-__all__ = ["Address", "Credentials", "Endpoint", "Topology", "parse_address", "tls_context"]
+__all__ = [
+    "Address",
+    "Credentials",
+    "Endpoint",
+    "Topology",
+    "is_loopback",
+    "parse_address",
+    "tls_context",
+]
 
 _REDIS_PORT = 6379
 _SENTINEL_PORT = 26379
@@ -102,6 +111,16 @@ def parse_address(url: str, settings: Settings) -> Address:
         database=database,
         tls=tls,
     )
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can be meant: by an address of it, or the name `localhost`."""
+    try:
+        address = ipaddress.ip_address(host)
+    except ValueError:
+        return host == "localhost"
+    mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
+    return (mapped or address).is_loopback
 
 
 def tls_context(settings: TlsSettings) -> ssl.SSLContext:

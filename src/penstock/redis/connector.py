@@ -13,6 +13,7 @@ from penstock.errors import (
     ReadOnlyReplica,
     SettingError,
     TlsFailed,
+    UnprotectedServer,
     Unreachable,
 )
 from penstock.redis.address import (
@@ -20,6 +21,7 @@ from penstock.redis.address import (
     Credentials,
     Endpoint,
     Topology,
+    is_loopback,
     parse_address,
     tls_context,
 )
@@ -83,7 +85,7 @@ class Connector:
             tls = tls_context(self._settings.tls) if self._address.tls else None
         except SettingError as error:  # they could be read before: they are being replaced
             raise TlsFailed(f"{endpoint}: {error}") from None
-        return await Wire.open(
+        wire = await Wire.open(
             endpoint,
             connect_s=timeouts.connect_s,
             command_s=timeouts.command_s,
@@ -91,6 +93,21 @@ class Connector:
             database=database,
             tls=tls,
         )
+        if not self._settings.allow_unauthenticated and self._is_open(wire, credentials):
+            wire.abort("it lets everybody in")
+            raise UnprotectedServer(
+                f"{endpoint} is on a network and asks for no password: everybody there can read "
+                "and change all that is stored. Give it one (penstock acl), or allow this by "
+                "--insecure or allow_unauthenticated = true"
+            )
+        return wire
+
+    def _is_open(self, wire: Wire, credentials: Credentials) -> bool:
+        """Whether the server, which has greeted us, lets everybody in who reaches it."""
+        if credentials.password or not wire.peer or is_loopback(wire.peer):
+            return False
+        # A server that has TLS demands a certificate unless it was configured not to.
+        return not (self._address.tls and self._settings.tls.cert_file)
 
     def credentials(self) -> Credentials:
         """Those of the moment; AuthenticationFailed if the password's file cannot be read."""

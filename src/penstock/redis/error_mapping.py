@@ -23,7 +23,7 @@ from penstock.errors import (
     Unreachable,
 )
 
-__all__ = ["refusal"]
+__all__ = ["is_forbidden", "refusal"]
 
 _BY_CODE: dict[str, type[Rejected]] = {
     "ASK": Redirected,
@@ -55,6 +55,13 @@ _CODE_INSIDE = re.compile(r"@user_script: ?\d+: -?([A-Z]+) ")
 
 # A command that scripts may not call is refused without an error code, in every version.
 _FORBIDDEN_INSIDE_SCRIPT = re.compile(r"ACL failure in script|user executing the script can't")
+
+
+def is_forbidden(error: ServerError) -> bool:
+    """Whether the server's access list refused it, be it a command or one inside a script."""
+    return isinstance(error, PermissionRefused) or (
+        _FORBIDDEN_INSIDE_SCRIPT.search(str(error)) is not None
+    )
 
 
 def refusal(text: str) -> ServerError:

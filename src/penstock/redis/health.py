@@ -10,6 +10,7 @@ import msgspec
 
 from penstock.errors import PenstockError, ServerError
 from penstock.redis.client import Client
+from penstock.redis.error_mapping import is_forbidden
 from penstock.redis.keys.probe import ProbeKeys
 from penstock.redis.node import Node, Role
 from penstock.redis.script import COMMON_LUA, ScriptCaller
@@ -19,6 +20,8 @@ __all__ = ["ConnectionCounts", "Health", "NodeHealth", "ProbeScripts", "check_he
 Status = Literal["healthy", "degraded", "unhealthy"]
 
 _PROBE_TTL_MS = 60_000
+_MAY_NOT_WRITE = "not allowed: this user may not write, so it is not known whether writes are taken"
+_MAY_NOT_ASK = "not allowed: this user may not ask for INFO, so memory and disk are not judged"
 
 
 class ProbeScripts(ScriptCaller):
@@ -120,6 +123,7 @@ async def _check_node(client: Client, node: Node) -> NodeHealth:
     loop = asyncio.get_running_loop()
     reasons: list[str] = []
     latency_ms: float | None = None
+    fit = True
     try:
         started = loop.time()
         probe = ProbeKeys.of(client.keys, client.tag_on(node)).value
@@ -128,12 +132,17 @@ async def _check_node(client: Client, node: Node) -> NodeHealth:
         )
         latency_ms = round((loop.time() - started) * 1000, 3)
     except ServerError as error:
-        reasons.append(f"{type(error).__name__}: {error}")
+        fit = is_forbidden(error)
+        reasons.append(_MAY_NOT_WRITE if fit else f"{type(error).__name__}: {error}")
     writable = not reasons
     try:
         info = await read_info(node)
-    except ServerError:
+    except ServerError as error:
         info = {}
+        if is_forbidden(error):
+            reasons.append(_MAY_NOT_ASK)
+            hello = (await node.wire(Role.DEFAULT)).hello
+            info = {"redis_version": str(hello["version"]), "role": str(hello["role"])}
     used, limit = int(info.get("used_memory", 0)), int(info.get("maxmemory", 0))
     persistence_ok = all(
         info.get(field, "ok") == "ok"
@@ -145,7 +154,7 @@ async def _check_node(client: Client, node: Node) -> NodeHealth:
         reasons.append("the server could not write to its disk")
     return NodeHealth(
         endpoint=str(node.endpoint),
-        status="unhealthy" if not writable else "degraded" if reasons else "healthy",
+        status="unhealthy" if not fit else "degraded" if reasons else "healthy",
         reasons=reasons,
         server=info.get("server_name", "redis"),
         version=info.get("valkey_version") or info.get("redis_version", ""),

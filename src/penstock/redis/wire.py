@@ -167,6 +167,14 @@ class Wire(asyncio.Protocol):
         return not self._pending
 
     @property
+    def peer(self) -> str:
+        """IP address of the other side, found when it was opened; empty for a unix socket."""
+        if self.endpoint.path or self._transport is None:
+            return ""
+        peer = self._transport.get_extra_info("peername")
+        return peer[0] if peer else ""  # it may have ended at once
+
+    @property
     def descriptor(self) -> int:
         """Number of its socket in this process; -1 if it has none any more."""
         if self._transport is None:

@@ -122,6 +122,8 @@ class Settings(Group):
     """File with the password; a trailing newline is ignored."""
     sentinel_username: str | None = None
     sentinel_password: Secret | None = None
+    allow_unauthenticated: bool = False
+    """Use a server on a network although it asks for no password."""
     home: str | None = None
     """Data directory of the embedded server."""
     namespace: str = ""

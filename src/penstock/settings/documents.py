@@ -43,7 +43,7 @@ class OutboundSettings(Group):
     """Calls over HTTP to embedders and to a Qdrant server."""
 
     section: ClassVar[str] = "outbound"
-    proxy: str | None = field(default=None, repr=False)
+    proxy: Secret | None = None
     """`http://host:port` of a proxy; those of the environment (`HTTPS_PROXY`) are not used."""
     plain_http: Literal["warn", "allow", "refuse"] = "warn"
     """What to do when a key would go over `http://` to another machine."""

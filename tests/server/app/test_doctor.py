@@ -18,7 +18,8 @@ def of(diagnosis, check):
 
 
 async def test_a_server_set_up_well_is_sound(start_server):
-    diagnosis = await diagnose(start_server())
+    server = start_server(password="s3cret")
+    diagnosis = await diagnose(server)
     assert diagnosis.sound
     assert {finding.level for finding in diagnosis.findings} == {"ok"}
 

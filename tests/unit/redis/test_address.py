@@ -3,7 +3,7 @@
 import pytest
 
 from penstock.errors import AddressError, SettingError
-from penstock.redis.address import Endpoint, Topology, parse_address
+from penstock.redis.address import Endpoint, Topology, is_loopback, parse_address
 from penstock.settings import Settings
 
 
@@ -123,3 +123,21 @@ def test_no_text_of_an_address_shows_the_password(url):
     assert address.credentials.password == "canary-4711"
     assert "canary" not in f"{address} {address!r} {address.credentials!r}"
     assert parse(str(address)).endpoints == address.endpoints
+
+
+@pytest.mark.parametrize(
+    "host", ["127.0.0.1", "127.8.9.10", "::1", "::ffff:127.0.0.1", "localhost"]
+)
+def test_addresses_that_only_this_machine_reaches(host):
+    assert is_loopback(host)
+
+
+@pytest.mark.parametrize(
+    "host",
+    [
+        *("10.0.0.1", "172.18.0.3", "192.168.1.9", "169.254.3.4", "203.0.113.7"),
+        *("fe80::1%eth0", "fd00::2", "::", "::ffff:10.0.0.1", "localhost.example", "redis", ""),
+    ],
+)
+def test_private_addresses_and_other_names_are_on_a_network(host):
+    assert not is_loopback(host)

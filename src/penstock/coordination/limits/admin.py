@@ -22,6 +22,7 @@ from penstock.errors import (
     ScriptFailed,
     Unreachable,
 )
+from penstock.redis.error_mapping import is_forbidden
 from penstock.redis.node import Role
 
 __all__ = [
@@ -37,6 +38,7 @@ __all__ = [
 
 
 _ANY_MS = 1_000
+_MAY_NOT_WRITE = "not allowed: to see what is left is a write, which this user may not do"
 
 
 class LimitLine(msgspec.Struct, frozen=True, kw_only=True):
@@ -70,7 +72,8 @@ class LimitView(LimitLine, frozen=True, kw_only=True):
     waiting: int
     """Callers in line; one that has gone counts for some seconds more."""
     unreadable: str = ""
-    """Why it cannot be said how the limit stands: what is stored is not of a limit."""
+    """Why it cannot be said how the limit stands: what is stored is not of a limit, or the user of
+    the server may only read."""
 
 
 async def list_limits(app: Coordination) -> list[LimitLine]:
@@ -92,7 +95,7 @@ async def show_limit(app: Coordination, name: str, key: str = EVERYONE) -> Limit
         tickets = await app.redis.call("HVALS", limit.keys(key).tickets, role=Role.RATELIMIT)
         waiting = count_callers(tickets)
     except (CommandRefused, ScriptFailed) as error:
-        unreadable = str(error)
+        unreadable = _MAY_NOT_WRITE if is_forbidden(error) else str(error)
     return LimitView(
         **msgspec.structs.asdict(_line(name, limit.setting)),
         key=key,

@@ -30,6 +30,7 @@ COMMANDS = {
     "server": ("server.command", "Start, stop or show the embedded server."),
     "health": ("server.health", "Show whether the server can work now."),
     "doctor": ("server.health", "Check the configuration of the server, and how to mend it."),
+    "acl": ("server.acl", "Print the access list of a user with the least rights of a role."),
     "topic": ("topic.command", "Create, list, change, send to, follow and delete topics."),
     "group": ("topic.group", "Show the groups of a topic, move their positions, delete them."),
     "queue": ("queue.command", "Show, fill, pause, drain, purge and delete queues."),
@@ -68,6 +69,12 @@ class _Commands(click.Group):
 @click.option("--url", help="Server address; without one the embedded server is used.")
 @click.option("--home", help="Data directory of the embedded server.")
 @click.option("--config", help="TOML file with settings (default: ./penstock.toml).")
+@click.option(
+    "--insecure",
+    "allow_unauthenticated",
+    flag_value="true",
+    help="Use a server on a network although it asks for no password.",
+)
 @click.version_option(package_name="penstock")
 def cli(url: str | None, **_: str | None) -> None:
     """Run background work on a Redis or Valkey server, and look after it.

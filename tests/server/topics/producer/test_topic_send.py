@@ -90,7 +90,8 @@ async def keys_of(client):
     found = []
     for node in await client.primaries():
         wire = await node.wire("default")
-        found += await wire.call("KEYS", f"{client.settings.namespace}*")
+        pattern = f"{client.settings.namespace}*"
+        found += (await wire.call("SCAN", 0, "MATCH", pattern, "COUNT", 1_000_000))[1]
     return found
 
 

@@ -1,0 +1,88 @@
+"""`penstock acl`: the rights that a user of the server needs."""
+
+from __future__ import annotations
+
+from io import BufferedReader
+from typing import cast
+
+import click
+
+from penstock.inspector.rights import ROLES, SERVERS, Role, Server, acl_user
+from penstock.interfaces.cli.main import pass_settings
+from penstock.interfaces.cli.output import json_option, say, say_json
+from penstock.settings import Settings
+
+__all__ = ["acl"]
+
+
+@click.command()
+@click.option(
+    "--role",
+    type=click.Choice(ROLES),
+    required=True,
+    help="What the user does: producer, worker, operator or reader.",
+)
+@click.option(
+    "--namespace", help="Allow the keys of this namespace (default: that of the settings)."
+)
+@click.option("--user", default="", help="Name of the user (default: penstock- and the role).")
+@click.option(
+    "--password-file",
+    type=click.File("rb"),
+    metavar="FILE",
+    help="Print the SHA-256 of the password in this file; - for standard input.",
+)
+@click.option(
+    "--server",
+    type=click.Choice(SERVERS),
+    default="7.2",
+    help="Version of Redis: 6.2, 7.0, or 7.2 (default) for newer ones and Valkey.",
+)
+@click.option("--file", "for_file", is_flag=True, help="Print a line for the server's ACL file.")
+@json_option
+@pass_settings
+def acl(
+    settings: Settings,
+    role: str,
+    namespace: str | None,
+    user: str,
+    password_file: BufferedReader | None,
+    server: str,
+    for_file: bool,
+    as_json: bool,
+) -> None:
+    """Print the access list (ACL) of a user with the least rights of a role.
+
+    Example: penstock acl --role worker --namespace shop --password-file secret | redis-cli
+
+    Connects to nothing. `producer` sends messages and jobs, reads their results and uses limits,
+    caches and the like; `worker` does all that an application and its workers do; `operator` also
+    edits, replays, deletes and repairs; `reader` lists and shows, and is refused each write.
+    """
+    made = acl_user(
+        cast("Role", role),
+        settings.namespace if namespace is None else namespace,
+        name=user,
+        password=None if password_file is None else _password(password_file),
+        server=cast("Server", server),
+    )
+    if as_json:
+        say_json({"user": made.name, "rules": made.rules})
+        return
+    say(made.file_line if for_file else made.command)
+    if not made.has_password:
+        say(
+            f"penstock: {made.name} cannot log in before it has a password: give --password-file, "
+            f"or run ACL SETUSER {made.name} '>PASSWORD' on the server",
+            err=True,
+        )
+
+
+def _password(file: BufferedReader) -> str:
+    try:
+        password = file.read().decode().removesuffix("\n")
+    except UnicodeDecodeError:
+        password = ""
+    if not password:
+        raise click.BadParameter("expected a text that is not empty", param_hint="--password-file")
+    return password
