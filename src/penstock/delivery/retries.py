@@ -61,6 +61,8 @@ class DeathReason(StrEnum):
     """No worker knew its task for as long as it may wait for one."""
     UNDECODABLE = "undecodable"
     """Its payload cannot be read as the type that the handler asks for."""
+    REFUSED = "refused"
+    """It is not signed, or not as it was signed; see `BadSignature`."""
 
 
 class Retry(Exception):

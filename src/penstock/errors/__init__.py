@@ -10,6 +10,7 @@ PenstockError
 │   ├── EncodeError           a value cannot be stored
 │   └── DecodeError           a stored value cannot be decoded; dead letters keep its bytes
 │       └── InflationRefused  it would decompress to more than is allowed
+├── BadSignature              a job or message is not signed, or not as it was signed
 ├── EmbeddedError             the embedded server
 │   ├── BinaryMissing         no server binary for this platform
 │   └── StartFailed           it did not become ready in time

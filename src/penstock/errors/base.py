@@ -4,6 +4,7 @@ from __future__ import annotations
 
 __all__ = [
     "AddressError",
+    "BadSignature",
     "BinaryMissing",
     "CodecError",
     "ConfigError",
@@ -96,6 +97,20 @@ class DecodeError(CodecError):
 
 class InflationRefused(DecodeError):
     """Compressed bytes would decompress to more than is allowed."""
+
+
+class BadSignature(PenstockError):
+    """A job or message is not signed, or not as it was signed. It never ran.
+
+    `error_code` is "unsigned", "unknown_key" or "altered".
+    """
+
+    def __init__(self, error_code: str, reason: str) -> None:
+        super().__init__(error_code, reason)
+        self.error_code, self.reason = error_code, reason
+
+    def __str__(self) -> str:
+        return self.reason
 
 
 class EmbeddedError(PenstockError):

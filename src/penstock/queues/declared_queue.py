@@ -20,6 +20,7 @@ from penstock.queues.options import (
     check_max_size,
 )
 from penstock.queues.producer.result_poller import Announcements, ResultPoller
+from penstock.queues.storage.job_signatures import JobSignatures
 from penstock.queues.storage.keys import QueueKeyring, lane_name
 from penstock.queues.storage.registration import register_queue
 from penstock.queues.storage.scripts import QueueScripts
@@ -63,6 +64,8 @@ class DeclaredQueue:
         self.client, self.codec = client, codec
         self.keyring = QueueKeyring.of(client.keys, name)
         self.options = options or QueueOptions()
+        self.signatures = JobSignatures.of(client, name)
+        """Of its jobs; None if they are not signed."""
         self.results = ResultPoller(client, self.keyring, announcements)
         self.plain_target = self._make_target("", None, None)
         """Where jobs without options go."""
@@ -72,6 +75,12 @@ class DeclaredQueue:
         self._limits_sent = False
         self._declaring = asyncio.Lock()
         self._clock_offset_ms: int | None = None
+
+    @property
+    def required_signatures(self) -> JobSignatures | None:
+        """Those that workers demand; None if a job may run without."""
+        signatures = self.signatures
+        return signatures if signatures is not None and signatures.required else None
 
     async def declared(self) -> str:
         """Register the queue if needed, and return its push side: "right" or "left".

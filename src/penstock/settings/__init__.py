@@ -58,6 +58,7 @@ from penstock.settings.redis import (
     TimeoutSettings,
     TlsSettings,
 )
+from penstock.settings.signing import SigningSettings
 from penstock.settings.topics import TopicSettings
 
 __all__ = [
@@ -78,6 +79,7 @@ __all__ = [
     "RetrySettings",
     "RunSettings",
     "Settings",
+    "SigningSettings",
     "SlotSettings",
     "TableSettings",
     "TimeoutSettings",
@@ -151,6 +153,7 @@ class Settings(Group):
     vectors: VectorSettings = field(default_factory=VectorSettings)
     outbound: OutboundSettings = field(default_factory=OutboundSettings)
     documents: DocumentSettings = field(default_factory=DocumentSettings)
+    signing: SigningSettings = field(default_factory=SigningSettings)
     log: LogSettings = field(default_factory=LogSettings)
 
     def __post_init__(self) -> None:

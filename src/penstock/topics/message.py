@@ -45,8 +45,11 @@ STORAGE_TYPE: Final = "x-payload-storage-type"
 PAYLOAD_REF: Final = "x-payload-hash-ref"
 ORIGINAL_SIZE: Final = "x-payload-original-size"
 STORED_BESIDE: Final = "hash"
-_INTERNAL: Final = frozenset({STORAGE_TYPE, PAYLOAD_REF, ORIGINAL_SIZE})
+SIGNATURE: Final = "x-penstock-signature"
+_INTERNAL: Final = frozenset({STORAGE_TYPE, PAYLOAD_REF, ORIGINAL_SIZE, SIGNATURE})
 FORCED_PARTITION: Final = "x-force-partition-id"
+ORIGINAL_ID: Final = "x-original-message-id"
+"""The header by which the Java library recognises a replayed message."""
 
 _ONE_FIELD: Final = 2
 _NOT_YET: Final = object()
@@ -133,7 +136,7 @@ class Message:
 
     @property
     def headers(self) -> dict[str, str]:
-        """Headers as the producer gave them; those about large payloads are left out."""
+        """Headers as the producer gave them: without signature and reference to a payload."""
         return {name: value for name, value in self.all_headers.items() if name not in _INTERNAL}
 
     @property

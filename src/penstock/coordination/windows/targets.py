@@ -247,6 +247,9 @@ class TopicTarget(WindowTarget):
 
 def target_of(to: Queue | Topic, options: WindowOptions) -> WindowTarget:
     """The target for a queue or topic; SettingError for anything else."""
+    if isinstance(to, Queue | Topic) and to.client.settings.signing.requires(to.name):  # pyright: ignore[reportUnnecessaryIsInstance]
+        # The server puts batches together, and has no key.
+        raise SettingError("window.to", to.name, "a queue or topic outside signing.require")
     if isinstance(to, Queue):
         return QueueTarget(to, options)
     if isinstance(to, Topic):  # pyright: ignore[reportUnnecessaryIsInstance]

@@ -14,10 +14,11 @@ from typing import Final
 
 from penstock.errors import JobMissing, QueueError, Rejected, ServerError
 from penstock.queues.storage.admin_scripts import QueueAdminScripts
+from penstock.queues.storage.job_signatures import JobSignatures
 from penstock.queues.storage.keys import QueueKeyring
 from penstock.queues.storage.pages import LanePages
 from penstock.queues.storage.scripts import QueueScripts
-from penstock.queues.storage.stored_job import Item, job_names, new_id, unique_of
+from penstock.queues.storage.stored_job import Item, job_names, new_id, unique_of, write_item
 from penstock.redis.client import Client
 from penstock.redis.codec import Codec
 from penstock.redis.wire import Argument
@@ -45,6 +46,8 @@ class Move:
         self.moved = 0
         self._client, self._codec, self._keys, self._target = client, codec, keys, target
         self._lane, self._to_lane, self._who = lane, to_lane, who
+        self._signatures = JobSignatures.of(client, keys.queue)
+        self._target_signatures = JobSignatures.of(client, target.queue)
         self._worker = f"mover-{new_id()}"
         self._number = 1
         self._keep_ms = round(client.settings.queues.keep_s * 1000)
@@ -104,7 +107,7 @@ class Move:
             return
         received: list[Argument] = []
         for item in taken.values():
-            received += (item.data, *job_names(self._target, item))
+            received += (self._signed(item), *job_names(self._target, item))
         try:
             await QueueAdminScripts.of(self._client).receive_jobs(
                 keys=self._target,
@@ -122,6 +125,13 @@ class Move:
             )
             raise
         await self._release(taken)
+
+    def _signed(self, item: Item) -> bytes:
+        """The job with a signature for the other queue, if it has a valid one here."""
+        here, there = self._signatures, self._target_signatures
+        if here is None or there is None or item.fault or here.refusal(item) is not None:
+            return item.data
+        return write_item(item, there.signed_item(item, item.meta), self._codec)
 
     async def _release(self, taken: dict[str, Item]) -> None:
         released: list[Argument] = []

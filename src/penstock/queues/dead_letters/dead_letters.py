@@ -34,6 +34,7 @@ from penstock.queues.dead_letters.views import (
     show_letter,
 )
 from penstock.queues.storage.admin_scripts import QueueAdminScripts
+from penstock.queues.storage.job_signatures import JobSignatures
 from penstock.queues.storage.keys import QueueKeyring
 from penstock.queues.storage.pages import PageSize
 from penstock.queues.storage.stored_job import LONGEST_ID, read_item
@@ -61,6 +62,7 @@ class QueueDeadLetters:
         self.queue, self.is_overflow = queue, overflow
         self._client, self._codec = client, codec
         self._keys = QueueKeyring.of(client.keys, queue)
+        self._signatures = JobSignatures.of(client, queue)
         self._list = self._keys.overflow if overflow else self._keys.dead_letters
 
     # --- reading
@@ -222,7 +224,7 @@ class QueueDeadLetters:
             raise InvalidJob(
                 f"the job takes {len(body)} bytes, queues.max_job_bytes allows {max_bytes}"
             )
-        new = edited_letter(letter, body, self._codec)
+        new = edited_letter(letter, body, self._codec, self._signatures)
         is_replaced = await QueueAdminScripts.of(self._client).edit_queue_letter(
             keys=self._keys,
             letters=self._list,

@@ -14,15 +14,19 @@ from penstock.queues.dead_letters.letter import HISTORY, QueueLetter, job_fields
 from penstock.queues.dead_letters.reader import PlacedLetter
 from penstock.queues.dead_letters.views import QueueReplayed
 from penstock.queues.storage.admin_scripts import QueueAdminScripts
+from penstock.queues.storage.job_signatures import JobSignatures
 from penstock.queues.storage.keys import PRIORITIES, QueueKeyring, lane_name
 from penstock.queues.storage.stored_job import (
+    NO_META,
     UNREADABLE,
     Item,
     Meta,
     encode_meta,
     is_readable,
     job_names,
+    new_id,
     read_item,
+    trimmed,
     write_item,
 )
 from penstock.redis.client import Client
@@ -55,6 +59,7 @@ class LetterReplay:
         self.complete = True
         self._client, self._codec, self._keys, self._letters = client, codec, keys, letters
         self._who, self._detail = who, detail
+        self._signatures = JobSignatures.of(client, keys.queue)
         self._missed = 0
         self._skipped: dict[str, str] = {}
 
@@ -73,7 +78,7 @@ class LetterReplay:
         for place, letter in letters:
             self.matched += 1
             try:
-                item, data = replayed_item(letter, self._codec)
+                item, data = replayed_item(letter, self._codec, self._signatures)
             except ValueError as reason:
                 self._skipped[letter.id] = str(reason)
                 continue
@@ -98,10 +103,13 @@ class LetterReplay:
         return len(self._skipped) - skipped_before
 
 
-def replayed_item(letter: QueueLetter, codec: Codec) -> tuple[Item, bytes]:
+def replayed_item(
+    letter: QueueLetter, codec: Codec, signatures: JobSignatures | None = None
+) -> tuple[Item, bytes]:
     """Return the job of a letter, and its stored form for a replay: no attempts, history kept.
 
-    ValueError if the letter holds no job.
+    Its signature stays as it is. ValueError if the letter holds no job, or if it may not be changed
+    as a replay does.
     """
     if letter.fault:
         raise ValueError(letter.fault)
@@ -109,6 +117,8 @@ def replayed_item(letter: QueueLetter, codec: Codec) -> tuple[Item, bytes]:
     own_id, item.id = item.id, item.id or letter.job_id
     if item.fault is not None:
         return item, letter.job  # nothing can be added to what cannot be decompressed
+    if meta.signature and meta.expires_ms:
+        meta = _without_expiry(item, meta, signatures)
     item.meta = msgspec.structs.replace(
         meta,
         id="" if own_id else item.id,
@@ -125,14 +135,23 @@ def replayed_item(letter: QueueLetter, codec: Codec) -> tuple[Item, bytes]:
     return item, write_item(item, item.meta, codec)
 
 
-def edited_letter(letter: QueueLetter, job: bytes, codec: Codec) -> bytes:
-    """Return the letter with another job in it, its other fields unchanged."""
+def edited_letter(
+    letter: QueueLetter, job: bytes, codec: Codec, signatures: JobSignatures | None = None
+) -> bytes:
+    """Return the letter with another job in it, its other fields unchanged.
+
+    The job is signed. Of one that was not, what else its sender chose is dropped: its signature
+    would cover headers that the editor has not seen.
+    """
     try:
         stored = _decode_fields(letter.data)
     except UNREADABLE:
         stored = {"reason": Raw(_encode(letter.reason))}
-    _, meta = _job_with_meta(letter, codec)
+    old, meta = _job_with_meta(letter, codec)
     item = read_item(job, codec)
+    if signatures is not None:
+        item, meta = _signed_edit(old, meta, item, letter.job_id, signatures)
+        job = item.body
     for name in ("data", "raw", "original_job"):
         stored.pop(name, None)
     # One value that no decoder accepts would hide all the others.
@@ -142,6 +161,26 @@ def edited_letter(letter: QueueLetter, job: bytes, codec: Codec) -> bytes:
     meta = msgspec.structs.replace(meta, id=item.id or letter.job_id, raw="")
     fields["_penstock"] = Raw(encode_meta(meta, letter.later))
     return _encode(fields)
+
+
+def _without_expiry(item: Item, meta: Meta, signatures: JobSignatures | None) -> Meta:
+    """Sign a job again that a replay lets run after its time."""
+    signed = msgspec.structs.replace(item, meta=meta)
+    if signatures is None or signatures.refusal(signed) is not None:
+        raise ValueError(
+            "it expires, and its signature covers that: replay it where the keys of signing.* are"
+        )
+    return signatures.signed_item(item, msgspec.structs.replace(meta, expires_ms=0))
+
+
+def _signed_edit(
+    old: Item, meta: Meta, item: Item, job_id: str, signatures: JobSignatures
+) -> tuple[Item, Meta]:
+    old = msgspec.structs.replace(old, id=old.id or job_id, meta=meta)
+    if signatures.refusal(old) is not None:
+        meta = NO_META
+    item = msgspec.structs.replace(item, id=item.id or job_id or new_id(), body=trimmed(item.body))
+    return item, signatures.signed_item(item, meta)
 
 
 def _job_with_meta(letter: QueueLetter, codec: Codec) -> tuple[Item, Meta]:

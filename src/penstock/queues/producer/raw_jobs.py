@@ -25,7 +25,15 @@ from penstock.queues.storage.job_record import (
     first_fields,
     split_fields,
 )
-from penstock.queues.storage.stored_job import UNREADABLE, Item, new_id, read_item, write_item
+from penstock.queues.storage.stored_job import (
+    NO_META,
+    UNREADABLE,
+    Item,
+    new_id,
+    read_item,
+    trimmed,
+    write_item,
+)
 from penstock.queues.worker.attempts import limit_of
 from penstock.redis.codec import Form, Unpacked
 from penstock.redis.codec.off_loop import off_loop
@@ -73,9 +81,10 @@ class RawJobs:
 
     def _with_options(self, stored: bytes, options: SendOptions, now_ms: int) -> RawJob:
         """Add metadata. For a large job this runs in a thread."""
-        tracked = self._queue.options.status
+        tracked, signatures = self._queue.options.status, self._queue.signatures
         if (
             not tracked
+            and signatures is None
             and meta_of(options, tracked=False, now_ms=now_ms) is None
             and (not options.needs_submit and options.job_id is None)
         ):
@@ -87,6 +96,9 @@ class RawJobs:
         meta = meta_of(
             options, tracked=tracked, now_ms=now_ms, id="" if item.id == job_id else job_id
         )
+        if signatures is not None:
+            item = msgspec.structs.replace(item, id=job_id, body=trimmed(item.body))
+            meta = signatures.signed_item(item, meta or NO_META)
         if meta is not None:
             # Metadata that the job brings along stays, such as the count of its attempts.
             kept = {

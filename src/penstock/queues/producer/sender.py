@@ -66,7 +66,7 @@ class JobSender:
     ) -> Job[Any]:
         """Send one call."""
         queue = self._queue
-        if options is PLAIN and not queue.options.status_fields:
+        if options is PLAIN and not queue.options.status_fields and queue.signatures is None:
             job_id = new_id()  # hex digits: no escapes in JSON
             item = self._item(b'"%b"' % job_id.encode(), args, kwargs)
             tracked = self._status()
@@ -99,7 +99,7 @@ class JobSender:
         """Send calls; all are encoded before the first is sent."""
         queue, each = self._queue, list(calls)
         ids = new_ids(len(each))
-        if options is PLAIN and not queue.options.status_fields:
+        if options is PLAIN and not queue.options.status_fields and queue.signatures is None:
             items, uncompressed = self._items(ids, each), self._uncompressed
             tracked = self._status()
             if tracked:
@@ -169,6 +169,8 @@ class JobSender:
         tracked = self._status() or options.idempotency_key is not None
         meta = meta_of(options, tracked=tracked, now_ms=now_ms)
         data = self._item(_encode_meta(job_id), args, kwargs)
+        if queue.signatures is not None:
+            meta = queue.signatures.signed_call(job_id, self._task, data, meta)
         if meta is not None:
             data = b'%b,"_penstock":%b}' % (data[:-1], _encode_meta(meta))
         fields = NO_FIELDS

@@ -15,7 +15,7 @@ from penstock.queues.schedules.cron import When
 from penstock.queues.schedules.schedule import Missed, Schedule
 from penstock.queues.schedules.schedules import Schedules
 from penstock.queues.storage.job_record import first_fields
-from penstock.queues.storage.stored_job import task_item
+from penstock.queues.storage.stored_job import task_body, task_item
 from penstock.queues.task import Task, TaskDecorator, TaskOptions
 
 __all__ = ["RecurringOptions", "ScheduleOptions", "recurring_decorator", "schedule_task"]
@@ -100,6 +100,9 @@ def schedule_task(
 
         def make(job_id: str, tick_ms: int) -> bytes:
             meta = meta_of(_with_tick(options, tick_ms), tracked=tracked, now_ms=tick_ms)
+            if queue.signatures is not None:
+                body = task_body(id=job_id, task=task.name, args=arguments, kwargs=keywords)
+                meta = queue.signatures.signed_call(job_id, task.name, body, meta)
             item = task_item(
                 queue.codec, id=job_id, task=task.name, args=arguments, kwargs=keywords, meta=meta
             )

@@ -34,6 +34,7 @@ from penstock.redis.codec.json_rules import repeats_a_member
 from penstock.redis.keys.names import MAX_ID
 
 __all__ = [
+    "NO_META",
     "Item",
     "Meta",
     "Trouble",
@@ -45,7 +46,9 @@ __all__ = [
     "new_ids",
     "read_item",
     "read_meta",
+    "task_body",
     "task_item",
+    "trimmed",
     "unique_of",
     "write_item",
 ]
@@ -121,6 +124,8 @@ class Meta(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown
     tracked: bool = False
     """Whether it has a record."""
     headers: dict[str, str] = {}
+    signature: str = ""
+    """See `job_signatures`."""
     raw: str = ""
     """A job that is no JSON object, as base64."""
 
@@ -206,8 +211,13 @@ def task_item(
     meta: Meta | None = None,
 ) -> bytes:
     """Return a task as it is stored; `args` and `kwargs` are JSON already."""
-    data = b'{"id":%s,"task":%s,"args":%s,"kwargs":%s}' % (_encode(id), _encode(task), args, kwargs)
+    data = task_body(id=id, task=task, args=args, kwargs=kwargs)
     return _packed(data if meta is None else _with_meta(data, meta), codec)
+
+
+def task_body(*, id: str, task: str, args: bytes, kwargs: bytes) -> bytes:  # noqa: A002  as stored
+    """The same without metadata and compression."""
+    return b'{"id":%s,"task":%s,"args":%s,"kwargs":%s}' % (_encode(id), _encode(task), args, kwargs)
 
 
 def read_item(data: bytes, codec: Codec) -> Item:
@@ -299,6 +309,11 @@ def is_readable(value: Raw) -> bool:
     except UNREADABLE:
         return False
     return True
+
+
+def trimmed(body: bytes) -> bytes:
+    """A job without blanks around it if it is an object: letters drop them."""
+    return body.strip() if _is_object(body) else body
 
 
 def job_names(keys: QueueKeyring, item: Item) -> tuple[str, str, str, str, str]:

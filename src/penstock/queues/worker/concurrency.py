@@ -250,6 +250,7 @@ class JobSlots:
         exclusive, processor = self.exclusive, self._processor
         performers, raw, counts, turn = processor.performers, processor.raw, processor.counts, 0
         limits, limited = self.limits, None
+        is_simple = _is_simple if processor.signatures is None else _never
         self._waking = False
         while True:
             while not buffer or exclusive.is_alone or self._busy >= self._usable:
@@ -278,7 +279,7 @@ class JobSlots:
                     if not buffer:
                         self._when_changed()  # there is room for others
                     continue
-                if performer is None or not performer.quick or not _is_simple(item):
+                if performer is None or not performer.quick or not is_simple(item):
                     await self._run(job, performer)
                 else:
                     # Nothing has to be around it, so it is run on the spot.
@@ -343,6 +344,11 @@ class JobSlots:
         following = self.limits.leave(performer, time.monotonic() - job.began)
         if following is not None:
             self._buffer.appendleft(following)
+
+
+def _never(item: Item) -> bool:  # noqa: ARG001  in place of `_is_simple`
+    """Each job has to be verified first."""
+    return False
 
 
 def _is_simple(item: Item) -> bool:

@@ -78,6 +78,7 @@ class QueueConsumer(Service):
             queue.options.retry,
             unknown_s=settings.unknown_s,
             most_result=settings.max_result_bytes,
+            signatures=queue.required_signatures,
             places=self._places,
             resolver=resolver,
             failure_log=FailureLog("queue", queue.name, client.settings),

@@ -23,6 +23,7 @@ from penstock.delivery.threads import HandlerThreads
 from penstock.errors import DecodeError, EncodeError
 from penstock.queues.dead_letters.letter import build_letter
 from penstock.queues.isolation.pool import ChildPool, ChildReports, Isolation
+from penstock.queues.storage.job_signatures import JobSignatures
 from penstock.queues.storage.scripts import BeginVerdict
 from penstock.queues.storage.stored_job import Item, Meta, write_item
 from penstock.queues.worker.attempts import after_failure, is_exact, limit_of
@@ -74,6 +75,7 @@ class JobProcessor:
         *,
         unknown_s: float,
         most_result: int,
+        signatures: JobSignatures | None = None,
         places: int,
         resolver: Resolver,
         failure_log: FailureLog,
@@ -84,6 +86,8 @@ class JobProcessor:
         """By the names of their tasks, and for jobs of any other, if there is one."""
         self._codec, self._encode, self._policy = codec, codec.beginner(Any), default_policy
         self._most_result = most_result
+        self.signatures = signatures
+        """What each job is verified by; None if jobs need no signature."""
         self._unknown_s, self._places, self._resolver = unknown_s, places, resolver
         self.threads = HandlerThreads(places, "penstock job")
         self._children: dict[Isolation, ChildPool] = {}
@@ -108,7 +112,13 @@ class JobProcessor:
     async def admit(self, job: ClaimedJob, performer: Performer | None) -> Admission:
         """See how a job may run; one that may not is brought to its end."""
         item, meta = job.item, job.item.meta
-        if meta.expires_ms and job.claims.membership.now_ms >= meta.expires_ms:
+        refusal = None
+        if self.signatures is not None and item.fault is None:
+            refusal = self.signatures.refusal(item)
+        if refusal is not None:
+            self.counts.failed += 1
+            await self._give_up(job, GiveUp(DeathReason.REFUSED), refusal)
+        elif meta.expires_ms and job.claims.membership.now_ms >= meta.expires_ms:
             self._end(job, "expired")
         elif item.fault is not None:
             await self._give_up(job, GiveUp(DeathReason.UNDECODABLE), item.fault)

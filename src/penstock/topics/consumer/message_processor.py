@@ -17,7 +17,7 @@ from penstock.delivery.outcomes import forget_cancellation, handler_error
 from penstock.delivery.retries import DeathReason, GiveUp, RetryIn
 from penstock.delivery.stored import whole_number
 from penstock.delivery.threads import HandlerThreads
-from penstock.errors import DecodeError, PenstockError
+from penstock.errors import BadSignature, DecodeError, PenstockError
 from penstock.redis.client import Client
 from penstock.throttled_log import RateLimitedLog
 from penstock.topics.consumer.growth_barrier import GrowthBarriers
@@ -40,6 +40,7 @@ from penstock.topics.message import (
 from penstock.topics.storage.keys import TopicKeys
 from penstock.topics.storage.large_payloads import fetch_body
 from penstock.topics.storage.message_id import place_id
+from penstock.topics.storage.message_signatures import MessageSignatures
 from penstock.topics.subscription import Subscription
 
 __all__ = ["DEFAULT_CONCURRENCY", "PLAIN_FIELDS", "MessageProcessor"]
@@ -117,7 +118,10 @@ class MessageProcessor:
         self.invoke: Callable[[Any], Awaitable[Any]] = self._limited(self.threads)
         """Runs the handler on a message (a list of them for a batch)."""
         self.counts_starts = subscription.counts_starts
-        self.plain_fields = 0 if self.counts_starts else PLAIN_FIELDS
+        self.signatures = MessageSignatures.required_of(client, topic)
+        """What each message is verified by; None if messages need no signature."""
+        is_special = self.counts_starts or self.signatures is not None
+        self.plain_fields = 0 if is_special else PLAIN_FIELDS
         """Most names and values of an entry whose handler may be called directly."""
         self.turns = suspect_turns(client)
         """Turns of messages that may have ended a process."""
@@ -158,6 +162,13 @@ class MessageProcessor:
     async def handle(self, owned: OwnedPartition, message: Message) -> float | None:
         """Run the handler and record the outcome."""
         await self._complete(owned, message)
+        if self.signatures is not None:
+            refusal = self.signatures.refusal_of(message)
+            if refusal is not None:
+                await self.refuse(owned, message, refusal)
+                return None
+        if message.body is not None:
+            await message.unpack_aside()
         try:
             if self.subscription.batch is None:
                 outcome = await self.invoke(message)
@@ -217,6 +228,21 @@ class MessageProcessor:
             return decision.seconds
         await self._give_up(owned, message, decision, failures)
         return None
+
+    def refusal_in_batch(self, message: Message) -> BadSignature | None:
+        """Why a plain first delivery may not be handled in a batch."""
+        if self.signatures is None:
+            return None
+        if message.stored_payload != message.fields[1]:
+            return BadSignature("altered", f"message {message.id!r} claims a retry by Java")
+        return self.signatures.refusal_of(message)
+
+    async def refuse(self, owned: OwnedPartition, message: Message, refusal: BadSignature) -> None:
+        """Bury a message that has no valid signature, at its first attempt."""
+        failure = Failure.of(refusal, message.attempt, SYSTEM_CLOCK.wall_ms())
+        failures = owned.attempts.failed(message.entry_id, failure)
+        self._failure_log.failed(self._attempt_of(message), failure, refusal, next_s=None)
+        await self._give_up(owned, message, GiveUp(DeathReason.REFUSED), failures)
 
     # ---- what was delivered before
 
@@ -401,7 +427,6 @@ class MessageProcessor:
             message.body = await owned.until_answered(
                 "fetch", lambda: fetch_body(self._client, message)
             )
-            await message.unpack_aside()
 
     def _call(self, message: Any) -> Any:
         """Runs in a thread."""

@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any
 
 from penstock.delivery.outcomes import handler_error
-from penstock.errors import DecodeError
+from penstock.errors import BadSignature, DecodeError
 from penstock.topics.consumer.fetch_budget import FetchPacing
 from penstock.topics.consumer.handler import failures_in
 from penstock.topics.consumer.message_processor import PLAIN_FIELDS, MessageProcessor
@@ -232,13 +232,29 @@ class SerialRunner:
                 owned.ack(id_)  # trimmed, or acknowledged elsewhere
         return [item for item in run if item[0] in may_begin]
 
+    def _verified(
+        self, owned: OwnedPartition, run: list[Any]
+    ) -> tuple[list[Any], list[tuple[Message, BadSignature]]]:
+        """Split a batch into what may be handled and what is refused."""
+        kept, refused = list[Any](), list[tuple[Message, BadSignature]]()
+        for item in run:
+            message = Message(owned.source, *item)
+            if (refusal := self._processor.refusal_in_batch(message)) is None:
+                kept.append(item)
+            else:
+                refused.append((message, refusal))
+        return kept, refused
+
     async def _one_batch(self, owned: OwnedPartition, run: list[Any]) -> bool:
         """Handle a batch; False if the partition closed before it began."""
         unreadable: dict[Message, DecodeError] = {}
+        refused: list[tuple[Message, BadSignature]] = []
         async with self._thread(owned) as is_free:
             if not is_free:
                 return False
             run = await self._counted(owned, run)
+            if self._processor.signatures is not None:
+                run, refused = self._verified(owned, run)
             messages, outcome = await self._call_batch(owned, run)
             if isinstance(outcome, DecodeError):
                 unreadable = {
@@ -247,6 +263,8 @@ class SerialRunner:
             if unreadable:  # the handler never got to see the batch: the others are still to come
                 run = [[one.entry_id, one.fields] for one in messages if one not in unreadable]
                 messages, outcome = await self._call_batch(owned, run)
+        for message, refusal in refused:
+            await self._processor.refuse(owned, message, refusal)
         for message, error in unreadable.items():
             await self._ended(owned, message, error)
         if outcome is None:

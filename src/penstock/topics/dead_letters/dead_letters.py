@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from penstock.delivery.audit import Act, default_who, read_acts
 from penstock.delivery.message_sizes import MessageSizes
-from penstock.delivery.queries import ask, now_ms
+from penstock.delivery.queries import ask, ask_typed, now_ms
 from penstock.delivery.times import wait_s
 from penstock.errors import InvalidMessage, ServerError, TopicError, TopicMissing
 from penstock.redis.client import Client
@@ -25,7 +25,7 @@ from penstock.topics.admin.views import (
 from penstock.topics.dead_letters.letter import Letter
 from penstock.topics.dead_letters.replay import Replay
 from penstock.topics.java.payload_sweep import free_letter_payloads
-from penstock.topics.message import encode_headers
+from penstock.topics.message import KEY, encode_headers
 from penstock.topics.partitioners import Crc32, Partitioner
 from penstock.topics.storage.admin_scripts import TopicAdminScripts
 from penstock.topics.storage.keys import TopicKeys
@@ -35,6 +35,7 @@ from penstock.topics.storage.large_payloads import (
     only_reference,
     without_reference,
 )
+from penstock.topics.storage.message_signatures import MessageSignatures
 
 __all__ = ["DeadLetters"]
 
@@ -62,6 +63,7 @@ class DeadLetters:
         self._codec = codec
         self._keys = TopicKeys.of(client.keys, topic)
         self._partitioner = partitioner or Crc32()
+        self._signatures = MessageSignatures.of(client, topic)
 
     # --- reading
 
@@ -156,12 +158,20 @@ class DeadLetters:
     ) -> str:
         """Replace a letter's payload or headers; it gets a new id, which is returned.
 
-        A payload that is text or bytes is stored as it is, anything else as JSON. Raises
-        `TopicError` if the letter is not there, also if it is being edited elsewhere.
-        Two round trips.
+        A payload that is text or bytes is stored as it is, anything else as JSON. Where messages
+        are signed, the letter is signed with its key; of one without a valid signature the payload
+        has to be given, and headers that are not given are dropped. Raises `TopicError` if the
+        letter is not there, also if it is being edited elsewhere. Two round trips; one more to
+        verify a payload that is stored outside the letter.
         """
         letter = await self._letter(id_)
         fields = dict(letter.raw)
+        if self._signatures is not None and not await self._is_signed(letter, self._signatures):
+            if payload is _UNCHANGED:
+                raise InvalidMessage(
+                    f"dead letter {id_} has no valid signature: its edit has to give the payload"
+                )
+            headers = headers or {}
         if payload is not _UNCHANGED:
             fields[b"payload"] = self._codec.encode(payload)
             fields.pop(b"fields", None)
@@ -169,6 +179,8 @@ class DeadLetters:
         if headers is not None:
             kept = only_reference(letter.headers) if payload is _UNCHANGED else {}
             fields[b"headers"] = encode_headers({**headers, **kept})
+        if self._signatures is not None:
+            await self._sign(fields, letter, self._signatures)
         new = await TopicAdminScripts.of(self._client).edit_letter(
             dlq=self._keys.dlq,
             dlq_index=self._keys.dlq_index,
@@ -270,6 +282,29 @@ class DeadLetters:
         if not entries:
             raise self._missing(id_)
         return Letter(*entries[0])
+
+    async def _is_signed(self, letter: Letter, signatures: MessageSignatures) -> bool:
+        body = await self._payload_of(letter)
+        headers, key = letter.stored_headers, letter.raw.get(KEY)
+        return body is not None and signatures.refusal(letter.id, body, key, headers) is None
+
+    async def _sign(
+        self, fields: dict[bytes, bytes], letter: Letter, signatures: MessageSignatures
+    ) -> None:
+        """Add the signature to the headers of an edited letter."""
+        edited = Letter(letter.id.encode(), [part for item in fields.items() for part in item])
+        body = await self._payload_of(edited)
+        if body is not None:
+            headers = signatures.signed(body, edited.raw.get(KEY), edited.headers)
+            fields[b"headers"] = encode_headers(headers)
+
+    async def _payload_of(self, letter: Letter) -> bytes | None:
+        if (payload := letter.payload) is not None:
+            return payload
+        if (key := letter.body_key(self._client, self.topic)) is None:
+            return None
+        (body,) = await ask_typed(self._client, [("GET", key)])
+        return body and letter.unquoted(body, key)
 
     async def _views(self, letters: Sequence[Letter], max_bytes: int) -> list[LetterView]:
         keys = [letter.body_key(self._client, self.topic) for letter in letters]

@@ -52,6 +52,7 @@ from penstock.topics.storage.large_payloads import (
     body_key,
     fetch_body,
     show_body,
+    without_reference,
 )
 from penstock.topics.storage.message_id import MESSAGE_ID, identify
 from penstock.topics.storage.scripts import TopicScripts
@@ -318,7 +319,7 @@ def _text(value: str) -> bytes:
 
 
 def _headers(message: Message) -> bytes:
-    headers = message.headers
+    headers = without_reference(message.all_headers)
     if not message.all_headers:  # none, or what cannot be read: kept as it is
         return field_of(message.fields, HEADERS) or b"{}"
     # Those about a large payload are left out only if the letter has the payload itself.
@@ -326,7 +327,8 @@ def _headers(message: Message) -> bytes:
 
 
 def _is_missing(message: Message) -> bool:
-    return message.body is None and len(message.headers) != len(message.all_headers)
+    headers = message.all_headers
+    return message.body is None and len(without_reference(headers)) != len(headers)
 
 
 def _max_retries(message: Message, attempts: int, max_attempts: int | None) -> str | bytes:

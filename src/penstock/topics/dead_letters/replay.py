@@ -20,6 +20,7 @@ from penstock.topics.dead_letters.letter import Letter
 from penstock.topics.message import (
     HEADERS,
     KEY,
+    ORIGINAL_ID,
     STORAGE_TYPE,
     STORED_BESIDE,
     TARGET_GROUP,
@@ -33,10 +34,7 @@ from penstock.topics.storage.keys import PartitionKeys, TopicKeys
 from penstock.topics.storage.large_payloads import without_reference
 from penstock.topics.storage.message_id import MESSAGE_ID, id_numbers
 
-__all__ = ["ORIGINAL_ID", "Replay", "foreign_fields"]
-
-ORIGINAL_ID = "x-original-message-id"
-"""The header by which the Java library recognises a replayed message."""
+__all__ = ["Replay", "foreign_fields"]
 
 _CHUNK = 100
 _LONGEST_HOLD_S = 30.0

@@ -45,6 +45,7 @@ from penstock.topics.storage.entries import (
     java_fields,
     message_fields,
 )
+from penstock.topics.storage.message_signatures import MessageSignatures
 from penstock.topics.storage.metadata import TopicMetadata
 from penstock.topics.storage.scripts import PublishedMessage, PublishRefusal
 
@@ -93,6 +94,9 @@ class Sender:
         self._direct = DirectTransport(client)
         self.transport = transport_for(client, self._direct, durability)
         self._interop = interop
+        self._signatures = MessageSignatures.of(client, topic)
+        self._has_more = interop or self._signatures is not None
+        """Whether every entry has more than payload and key."""
         self._claim_above = settings.topics.claim_above
         self._remember_ms = int(settings.topics.remember_s * 1000)
         self.partitioner = partitioner or (JavaHash() if interop else Crc32())
@@ -154,7 +158,8 @@ class Sender:
         for _ in range(_MOST_TRIES):
             metadata = self.known.fresh() or await self.known.get()
             route = self._route_for(metadata, key, headers, idempotency_key)
-            call = self._publish_call(route, data, key, headers, wait_ms, idempotency_key)
+            signed = self._signed(data, key, headers)
+            call = self._publish_call(route, data, key, signed, wait_ms, idempotency_key)
             reply = await self._publish(route, call, repeats=idempotency_key is not None)
             if reply is not None:
                 if wait_ms is not None:
@@ -171,7 +176,7 @@ class Sender:
         headers: Mapping[str, str] | None,
     ) -> tuple[PartitionRoute, bytes]:
         """Place a message, and build the packed command that stores it there."""
-        if headers or self._interop or len(data) > self._claim_above:
+        if headers or self._has_more or len(data) > self._claim_above:
             route = self._route_for(metadata, key, headers)
             return route, self._long_command(route, data, key, headers)
         if metadata is not self._metadata:
@@ -217,12 +222,21 @@ class Sender:
     def _long_command(
         self, route: PartitionRoute, data: bytes, key: str | None, headers: Mapping[str, str] | None
     ) -> bytes:
+        headers = self._signed(data, key, headers)
         if len(data) > self._claim_above:
             # By its text: were it refused, what is sent right after it would overtake it.
             return self._publish_call(route, data, key, headers).packed(by_text=True)
         fields = message_fields(data, None if key is None else check_key(key), headers)
         more = self._java_fields(route)
         return pack((b"XADD", route.stream, b"NOMKSTREAM", b"*", *fields, *more))
+
+    def _signed(
+        self, data: bytes, key: str | None, headers: Mapping[str, str] | None
+    ) -> Mapping[str, str] | None:
+        """Return the headers of a message, with its signature if it is to have one."""
+        if self._signatures is None:
+            return headers
+        return self._signatures.signed(data, None if key is None else check_key(key), headers)
 
     def _stored(self, route: PartitionRoute, reply: Reply) -> str:
         if isinstance(reply, ServerError):
