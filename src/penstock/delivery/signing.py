@@ -98,8 +98,6 @@ class Signer:
     """Signs and verifies what belongs to one queue or topic."""
 
     def __init__(self, client: Client, kind: str, name: str) -> None:
-        self.required = client.settings.signing.requires(name)
-        """Whether what has no valid signature is refused."""
         self._keys = SigningKeys.of(client)
         self._noun = "job" if kind == "queue" else "message"
         self._home = f"{kind} {name!r}"
@@ -126,22 +124,25 @@ def read_keys(path: str) -> dict[str, bytes]:
     """Read a file of keys by their ids; `SettingError` if others may read or exchange it."""
     name = "signing.keys_file"
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        with open(path, "rb", opener=_without_waiting) as file:
+            status = os.fstat(file.fileno())
+            if not stat.S_ISREG(status.st_mode) or status.st_size > _LARGEST_FILE:
+                raise SettingError(name, path, f"a regular file of at most {_LARGEST_FILE} bytes")
+            if status.st_uid not in {0, os.geteuid()}:
+                raise SettingError(name, path, "a file of this user")
+            if status.st_mode & _OTHERS:
+                raise SettingError(name, path, f"a file for its owner alone: chmod 600 {path}")
+            text = file.read(_LARGEST_FILE).decode()
     except OSError as error:
         raise SettingError(name, path, f"a readable file ({error.strerror})") from None
-    with os.fdopen(fd, "rb") as file:
-        status = os.fstat(fd)
-        if not stat.S_ISREG(status.st_mode) or status.st_size > _LARGEST_FILE:
-            raise SettingError(name, path, f"a regular file of at most {_LARGEST_FILE} bytes")
-        if status.st_uid not in {0, os.geteuid()}:
-            raise SettingError(name, path, "a file of this user")
-        if status.st_mode & _OTHERS:
-            raise SettingError(name, path, f"a file for its owner alone: chmod 600 {path}")
-        try:
-            text = file.read(_LARGEST_FILE).decode()
-        except UnicodeDecodeError:
-            raise SettingError(name, path, "a text file") from None
+    except UnicodeDecodeError:
+        raise SettingError(name, path, "a text file") from None
     return _parsed(text, name)
+
+
+def _without_waiting(path: str, flags: int) -> int:
+    """Opens a pipe without a writer, too."""
+    return os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC)
 
 
 def key_line(id_: str) -> str:

@@ -76,12 +76,6 @@ class DeclaredQueue:
         self._declaring = asyncio.Lock()
         self._clock_offset_ms: int | None = None
 
-    @property
-    def required_signatures(self) -> JobSignatures | None:
-        """Those that workers demand; None if a job may run without."""
-        signatures = self.signatures
-        return signatures if signatures is not None and signatures.required else None
-
     async def declared(self) -> str:
         """Register the queue if needed, and return its push side: "right" or "left".
 

@@ -121,7 +121,8 @@ def replayed_item(
         meta = _without_expiry(item, meta, signatures)
     item.meta = msgspec.structs.replace(
         meta,
-        id="" if own_id else item.id,
+        # Beside a job with metadata of its own (one moved aside) the id may be there alone.
+        id="" if own_id and letter.meta is not None else item.id,
         attempts=0,
         crashes=0,
         unbegun=0,

@@ -49,13 +49,16 @@ class JobSignatures:
 
     def __init__(self, client: Client, queue: str) -> None:
         self._signer = Signer(client, "queue", queue)
-        self.required = self._signer.required
-        """Whether a job without a valid signature is refused."""
 
     @classmethod
     def of(cls, client: Client, queue: str) -> JobSignatures | None:
         """Those of a queue; None if its jobs are not signed."""
         return cls(client, queue) if client.settings.signing.signs(queue) else None
+
+    @classmethod
+    def required_of(cls, client: Client, queue: str) -> JobSignatures | None:
+        """Those that workers of a queue demand; None if a job may be without."""
+        return cls(client, queue) if client.settings.signing.requires(queue) else None
 
     def signed_call(self, job_id: str, task: str, body: bytes, meta: Meta | None) -> Meta:
         """Metadata of a call of a task with its signature."""

@@ -9,6 +9,7 @@ from penstock.clock import SYSTEM_CLOCK
 from penstock.delivery.depends import Resolver
 from penstock.delivery.failure_log import FailureLog
 from penstock.errors import ServerError
+from penstock.queues.storage.job_signatures import JobSignatures
 from penstock.queues.worker.arrival_watcher import ArrivalWakeups
 from penstock.queues.worker.attempts import limit_of
 from penstock.queues.worker.claimed_jobs import ClaimedJob, ClaimedJobs, WorkerCounts
@@ -78,7 +79,7 @@ class QueueConsumer(Service):
             queue.options.retry,
             unknown_s=settings.unknown_s,
             most_result=settings.max_result_bytes,
-            signatures=queue.required_signatures,
+            signatures=JobSignatures.required_of(client, queue.name),
             places=self._places,
             resolver=resolver,
             failure_log=FailureLog("queue", queue.name, client.settings),

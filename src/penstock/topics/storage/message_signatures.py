@@ -34,8 +34,6 @@ class MessageSignatures:
 
     def __init__(self, client: Client, topic: str) -> None:
         self._signer = Signer(client, "topic", topic)
-        self.required = self._signer.required
-        """Whether a message without a valid signature is refused."""
 
     @classmethod
     def of(cls, client: Client, topic: str) -> MessageSignatures | None:

@@ -359,6 +359,14 @@ async def test_a_rate_is_kept(client, keys, letters):
     assert time.monotonic() - began >= 0.19
 
 
+async def test_a_raw_job_moved_aside_keeps_its_id_when_it_is_replayed(app, client, keys):
+    mail = app.queue("mail", max_size=1, overflow="dlq")
+    for number in range(2):
+        await mail.push({"number": number}, job_id=f"own-{number}")
+    await QueueDeadLetters(client, CODEC, "mail", overflow=True).replay()
+    assert [item.id for item in await waiting(client, keys.waiting)] == ["own-1", "own-0"]
+
+
 async def test_jobs_that_were_moved_aside_come_back_the_same_way(client, keys):
     items = [
         task_item(CODEC, id=f"job-{number}", task="t", args=b"[]", kwargs=b"{}")
