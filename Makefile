@@ -2,6 +2,9 @@
 # make test          set everything up and run the tests: units, servers, contracts, docs, a few faults
 # make test-faults   clusters, and all tests that kill, pause, cut off and fill up real processes
 # make torture       hours of the same
+# make dist          wheel, sdist, bill of materials and licences into dist/
+# make audit         look for known vulnerabilities of the locked packages
+# make locks         write locks/ from pyproject.toml and constraints.txt
 
 PYTHON ?= $(firstword $(foreach name,python3 python3.14 python3.13 python3.12 python3.11,\
 	$(shell $(name) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $(name))))
@@ -13,7 +16,9 @@ INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --co
 # Without compiled modules every process that a test starts compiles all of Penstock again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: up test test-faults test-skipped setup lint format bench torture clean
+RELEASE := release/.venv
+
+.PHONY: up test test-faults test-skipped setup lint format bench torture clean dist audit locks
 .DEFAULT_GOAL := up
 
 $(VENV)/.created:
@@ -60,6 +65,20 @@ test-skipped: $(VENV)/.dev
 torture: $(VENV)/.dev
 	$(BIN)/pytest -m torture
 
+$(RELEASE)/.created: locks/release.txt
+	$(PYTHON) -m venv $(RELEASE)
+	$(RELEASE)/bin/python -m pip install --quiet --disable-pip-version-check --require-hashes -r $<
+	@touch $@
+
+dist: $(RELEASE)/.created
+	$(RELEASE)/bin/python release/dist.py
+
+audit: $(RELEASE)/.created
+	$(RELEASE)/bin/python release/audit.py
+
+locks: $(RELEASE)/.created
+	$(RELEASE)/bin/python release/locks.py
+
 clean:
-	rm -rf $(VENV) build dist .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) $(RELEASE) build dist .pytest_cache .ruff_cache .hypothesis .import_linter_cache
 	find src tests bench -name __pycache__ -type d -prune -exec rm -rf {} +
