@@ -25,7 +25,7 @@ def main() -> None:
         packages = audited(LOCKS / name)
         skipped = [package["name"] for package in packages if "skip_reason" in package]
         print(f"locks/{name}: {len(packages) - len(skipped)} of {len(packages)} packages checked")
-        unchecked += skipped
+        unchecked += skipped if packages else [f"all of locks/{name}"]
         for package in packages:
             ids = ", ".join(entry["id"] for entry in package.get("vulns", []))
             known += [f"{package['name']} {package['version']}: {ids}"] if ids else []
