@@ -379,7 +379,7 @@ def changed_by_chance(target: Target, seconds: float, seed: int) -> int:
     rng = random.Random(seed)
     tried(target, target.corpus[0])  # imports what is needed
     end, tries = time.monotonic() + seconds, 0
-    pool = list(target.corpus)
+    pool = list(target.corpus) * 2  # one half stays, the other drifts away
     while time.monotonic() < end:
         data = rng.choice(pool)
         match rng.randrange(4):
@@ -393,7 +393,7 @@ def changed_by_chance(target: Target, seconds: float, seed: int) -> int:
                     data = changed(rng, data)
         tried(target, data[:LARGEST])
         if rng.random() < 0.01:
-            pool[rng.randrange(len(pool))] = data[:LARGEST] or b"x"
+            pool[rng.randrange(len(target.corpus), len(pool))] = data[:LARGEST] or b"x"
         tries += 1
     return tries
 

@@ -191,7 +191,8 @@ def test_what_is_stored_can_be_read(when):
 
 
 @pytest.mark.parametrize(
-    "text", ["", "cron", "cron UTC 61 * * * *", "every", "every x 1", "lunar 3"]
+    "text",
+    ["", "cron", "cron UTC 61 * * * *", "every", "every x 1", "lunar 3", f"every 1 {10**400}"],
 )
 def test_what_others_have_stored_is_not_guessed(text):
     assert read_when(text) is None

@@ -164,7 +164,7 @@ def read_when(text: str) -> When | None:
         if kind == "every":
             period_ms, offset_ms = map(int, rest.split())
             return Every(period_ms / 1000, offset_ms / 1000)
-    except (ConfigError, ValueError):
+    except (ConfigError, ValueError, OverflowError):
         pass
     return None
 
