@@ -218,7 +218,8 @@ class Penstock(Coordination):
         - `push`: the end of the list where jobs are added; `QueueMismatch` if it is the other.
         - `type`: of the jobs; the annotation of the handler wins.
         - `status`: keep a record of each job; `status_fields` of a JSON job are copied into it.
-        - `max_size`, `max_bytes`: maximum waiting, in the queue or in a lane; 0 for no limit.
+        - `max_size`: maximum of jobs waiting in the queue or in a lane; `max_bytes`: of their bytes
+          in all lanes together; 0 for no limit.
         - `overflow`: what a full queue does: "reject", "dlq", "drop_oldest" or `block(timeout_s)`.
         - `levels`: weights of high, normal and low priority; "strict" is the default.
         - `limit`, `lane_limit`: maximum of running jobs over all workers, or of a fair lane.

@@ -34,6 +34,11 @@ class QueueStatus(msgspec.Struct, frozen=True, kw_only=True):
     overflow: int
     paused: bool
     lanes: list[LaneView]
+    """The fixed ones, and some of the fair ones."""
+    fair_lanes: int
+    """Fair lanes that have jobs or are parked."""
+    max_lanes: int
+    """Maximum of those that have jobs (`queues.max_lanes`); 0 for no limit."""
     counters: dict[str, int]
     foreign: list[ForeignKey]
     """Keys of another type under its names; the figures leave them out."""
@@ -92,6 +97,8 @@ def _status(app: Coordination, facts: QueueFacts) -> QueueStatus:
         overflow=facts.overflow,
         paused=facts.paused,
         lanes=facts.lanes,
+        fair_lanes=facts.fair_lanes,
+        max_lanes=facts.max_lanes,
         counters=facts.counters,
         foreign=facts.foreign,
         at_ms=facts.at_ms,

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
+from collections.abc import Sequence
 from typing import Final
 
-from penstock.delivery.queries import ask, exact
-from penstock.errors import QueueError
+from penstock.delivery.queries import ask, exact, is_wrong_type
+from penstock.errors import CommandRefused, QueueError
 from penstock.queues.admin.status import queue_workers
 from penstock.queues.storage.admin_scripts import QueueAdminScripts
 from penstock.queues.storage.foreign_keys import claims_of
@@ -19,9 +21,10 @@ from penstock.redis.client import Client
 from penstock.redis.codec import Codec
 from penstock.redis.wire import Argument, Command
 
-__all__ = ["delayed_body", "delete_queue", "purge_delayed", "purge_lane"]
+__all__ = ["delayed_body", "delete_queue", "purge_delayed", "purge_lane", "purge_lanes"]
 
 _PAGE: Final = 100
+_LANES_AT_ONCE: Final = 16
 _RECORDS_PAGE: Final = 500
 _split = re.compile(rb"[fb]([^\n]*)\n(.*)", re.DOTALL).fullmatch
 
@@ -46,6 +49,28 @@ async def purge_lane(client: Client, codec: Codec, keys: QueueKeyring, lane: str
             keys=keys, lane=lane, keep_ms=keep_ms, jobs=arguments
         )
     return removed
+
+
+async def purge_lanes(
+    client: Client, codec: Codec, keys: QueueKeyring, lanes: Sequence[str], counts: list[int]
+) -> CommandRefused | None:
+    """Delete the jobs waiting in lanes, a few lanes at once; appends to `counts` how many.
+
+    Lanes that are keys of another type are passed over; returns the error of one of them.
+    """
+    passed_over: CommandRefused | None = None
+    for start in range(0, len(lanes), _LANES_AT_ONCE):
+        some = lanes[start : start + _LANES_AT_ONCE]
+        ends = await asyncio.gather(
+            *(purge_lane(client, codec, keys, lane) for lane in some), return_exceptions=True
+        )
+        counts += [end for end in ends if isinstance(end, int)]
+        for end in ends:
+            if isinstance(end, CommandRefused) and is_wrong_type(end):
+                passed_over = end
+            elif isinstance(end, BaseException):
+                raise end
+    return passed_over
 
 
 async def purge_delayed(
@@ -86,8 +111,8 @@ async def delete_queue(client: Client, codec: Codec, queue: str) -> bool:
             f"queue {queue!r} has jobs of a dead worker; let another worker return them first"
         )
     lanes = await fair_lanes(client, keys)
-    for lane in (*FIXED, *lanes):
-        await purge_lane(client, codec, keys, lane)
+    if passed_over := await purge_lanes(client, codec, keys, (*FIXED, *lanes), []):
+        raise passed_over
     await purge_delayed(client, codec, keys)
     for state in STATES:
         await _drop_records(client, keys, state)

@@ -9,13 +9,13 @@ from enum import StrEnum
 from penstock.delivery.audit import Act, default_who, read_acts
 from penstock.delivery.foreign_keys import ForeignKey
 from penstock.delivery.payloads import SHOWN_BYTES
-from penstock.delivery.queries import exact, is_wrong_type
+from penstock.delivery.queries import exact
 from penstock.delivery.times import wait_s
-from penstock.errors import CommandRefused, InvalidJob, JobMissing
+from penstock.errors import InvalidJob, JobMissing
 from penstock.queues.admin.claimed_jobs import read_claims, wait_until_idle
 from penstock.queues.admin.job_search import read_job, search_jobs
 from penstock.queues.admin.moving import Move
-from penstock.queues.admin.purging import delete_queue, purge_delayed, purge_lane
+from penstock.queues.admin.purging import delete_queue, purge_delayed, purge_lanes
 from penstock.queues.admin.status import list_queues, queue_workers, read_facts
 from penstock.queues.admin.views import (
     ClaimView,
@@ -277,20 +277,14 @@ class QueueAdmin:
         kind, name = lane_named(lane)
         everything = kind == "queue"
         lanes = (*FIXED, *await fair_lanes(self._client, keys)) if everything else (name,)
-        removed, passed_over = 0, None
+        counts: list[int] = []
         try:
-            for one in lanes:
-                try:
-                    removed += await purge_lane(self._client, self._codec, keys, one)
-                except CommandRefused as error:
-                    if not everything or not is_wrong_type(error):
-                        raise
-                    passed_over = error  # the other lanes are purged all the same
+            passed_over = await purge_lanes(self._client, self._codec, keys, lanes, counts)
             if delayed:
                 which = None if everything else name
-                removed += await purge_delayed(self._client, self._codec, keys, which)
+                counts.append(await purge_delayed(self._client, self._codec, keys, which))
         finally:
-            if removed:
+            if removed := sum(counts):
                 detail = "" if everything else f"lane {shown_lane(name)}"
                 await self._record(keys, who, "purge", removed, detail)
         if passed_over is not None:

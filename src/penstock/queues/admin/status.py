@@ -112,6 +112,8 @@ async def read_facts(client: Client, codec: Codec, queue: str) -> QueueFacts:
         waiting=sum(lane.waiting for lane in lanes),
         lanes=lanes,
         more_lanes=ring_size > LANES_SHOWN or parked_size > LANES_SHOWN,
+        fair_lanes=ring_size + parked_size,
+        max_lanes=client.settings.queues.max_lanes,
         delayed=delayed,
         next_due_ms=_whole(due[1]) - now if due else None,
         claimed=sum(worker.claims for worker in workers),

@@ -90,6 +90,10 @@ class QueueFacts(msgspec.Struct, frozen=True, kw_only=True):
     lanes: list[LaneView] = []
     more_lanes: bool = False
     """There are fair lanes that are not listed, and not counted in `waiting`."""
+    fair_lanes: int = 0
+    """Fair lanes that have jobs or are parked, listed or not."""
+    max_lanes: int = 0
+    """Maximum of fair lanes with jobs, by the settings of this process; 0 for no limit."""
     delayed: int = 0
     next_due_ms: int | None = None
     """Until the next delayed job is due; 0 or less if it is."""

@@ -90,10 +90,10 @@ class QueueAdminScripts(ScriptCaller):
         places = (keys.state, keys.ring, keys.parked, keys.audit, keys.waiting)
         return bool(await self.run("resume_lane", places, (who, kind, lane)))
 
-    async def relist_lane(self, *, keys: QueueKeyring, lane: bytes) -> bool:
-        """Give a fair lane with jobs its turns again; False if it had them."""
+    async def relist_lane(self, *, keys: QueueKeyring, lane: bytes, is_listed: bool) -> bool:
+        """Give a fair lane with jobs its turns again; False if it had them, as if `is_listed`."""
         places = (keys.state, keys.ring, keys.parked, keys.waiting)
-        return bool(await self.run("relist_lane", places, (lane,)))
+        return bool(await self.run("relist_lane", places, (lane, int(is_listed))))
 
     async def park_lane(self, *, keys: QueueKeyring, who: str, lane: str, for_ms: int) -> int:
         """Keep a fair lane waiting: until which ms, 0 if it is paused."""

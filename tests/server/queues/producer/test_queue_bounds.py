@@ -205,6 +205,19 @@ async def test_so_does_a_lane_of_a_schedule(workplace):
     assert len(await stored(queue, "a")) == 2
 
 
+@SENDS
+async def test_the_bytes_of_all_lanes_together_are_bounded(workplace, send):
+    queue = (await workplace.open()).queue("jobs", max_bytes=500)
+    results = await asyncio.gather(
+        *(send(queue, f"g{number}") for number in range(100)), return_exceptions=True
+    )
+    assert sum(isinstance(one, QueueFull) for one in results) > 50
+    lanes = [lane.decode() for lane in (await lanes_of(queue))[0]]
+    assert len(lanes) > 1
+    jobs = [job for lane in lanes for job in await stored(queue, lane)]
+    assert len(b"".join(jobs)) <= 500
+
+
 # ---- delayed jobs
 
 

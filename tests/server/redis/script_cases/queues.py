@@ -346,7 +346,10 @@ QUEUES = Engine(
             call("resume_lane", who="me", kind=kind, lane=lane)
             for kind, lane in (("queue", ""), ("priority", "high"), ("fair", "b"))
         ],
-        "relist_lane": [call("relist_lane", lane=b"a"), call("relist_lane", lane=b"c")],
+        "relist_lane": [
+            call("relist_lane", lane=lane, is_listed=is_listed)
+            for lane, is_listed in ((b"a", False), (b"c", False), (b"a", True))
+        ],
         "park_lane": [call("park_lane", who="me", lane="a", for_ms=1000)],
         "weigh_lane": [call("weigh_lane", who="me", lane="a", weight=3)],
         "purge_jobs": [

@@ -48,8 +48,8 @@ async def test_a_group_too_many_is_refused_and_the_others_go_on(app, consume):
     topic = app.topic("orders", partitions=2)
     seen = asyncio.Queue()
 
-    async def handle(message):
-        await seen.put(message.payload)
+    async def handle(payload):
+        await seen.put(payload)
 
     for group in ("one", "two"):
         await consume(topic, handle, group)

@@ -130,6 +130,9 @@ def _show(found: QueueStatus | list[QueueStatus]) -> bool:
         "Oldest": age(found.oldest_ms),
         "Counted": "  ".join(f"{name} {count:,}" for name, count in found.counters.items()) or "-",
     }
+    if found.fair_lanes:
+        limit = f" of {found.max_lanes:,}" if found.max_lanes else ""
+        facts["Fair lanes"] = f"{found.fair_lanes:,}{limit}"
     if found.rates is not None:
         rates = (f"{name} {rate:,.1f}" for name, rate in found.rates.items() if rate)
         facts["Per second"] = "  ".join(rates) or "-"

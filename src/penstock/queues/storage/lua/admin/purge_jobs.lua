@@ -50,10 +50,11 @@ remove_struck(list, removed, last)
 if facts[2] and freed > 0 then
   redis.call('HSET', KEYS[3], 'bytes', math.max(0, tonumber(facts[2]) - freed))
 end
--- A lane that is left in the ring without jobs would be put there twice by the next job.
+-- A lane that is left in the ring without jobs would be put there twice by the next job. It stands there
+-- once; whoever purges all lanes begins with the first, which is found at once.
 if not PRIORITIES[ARGV[1]] and redis.call('EXISTS', list) == 0 then
   if redis.call('LINDEX', KEYS[2], 0) == ARGV[1] then redis.call('HSET', KEYS[3], 'credit', 0) end
-  redis.call('LREM', KEYS[2], 0, ARGV[1])
+  redis.call('LREM', KEYS[2], 1, ARGV[1])
   index_lane(KEYS[2], ARGV[1], false)
 end
 sweep(ARGV[3], 'cancelled', now, ARGV[4])
