@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 
 from penstock.errors import SettingError
 
-__all__ = ["HostPatterns", "is_loopback", "is_sent_openly"]
+__all__ = ["HostPatterns", "is_loopback", "is_sent_openly", "public_url"]
 
 _NAME: Final = re.compile(r"(\*\.)?[a-z0-9_-]+(\.[a-z0-9_-]+)*")
 _EXPECTED: Final = "names such as 'cache-1' or '*.example.com', addresses, networks as '10.0.0.0/8'"
@@ -29,6 +29,16 @@ def is_sent_openly(url: str) -> bool:
         return parts.scheme == "http" and not is_loopback(parts.hostname or "")
     except ValueError:
         return False  # whoever calls it will refuse it
+
+
+def public_url(url: str) -> str:
+    """A URL without a name, a password, a query or a fragment."""
+    try:
+        parts = urlsplit(url if "://" in url else f"//{url}")
+        port = f":{parts.port}" if parts.port else ""
+    except ValueError:
+        return "an address that cannot be read"
+    return f"{parts.scheme or 'http'}://{parts.hostname or ''}{port}{parts.path.rstrip('/')}"
 
 
 class HostPatterns:

@@ -17,6 +17,7 @@ from penstock.redis.connector import parse_version
 from penstock.redis.health import check_health, read_info
 from penstock.redis.keys.family import Ttl
 from penstock.redis.node import Node, Role
+from penstock.stores.exposure import exposed_stores
 
 __all__ = ["Diagnosis", "Finding", "diagnose"]
 
@@ -72,6 +73,7 @@ async def diagnose(client: Client, *, clock: Clock = SYSTEM_CLOCK) -> Diagnosis:
         for node in await client.primaries():
             findings += await _judge(client, node, clock)
     findings += _judge_sentinels(client)
+    findings += _judge_stores(client)
     return Diagnosis(address=str(client.address), findings=findings, connected=health.connected)
 
 
@@ -324,6 +326,14 @@ def _judge_sentinels(client: Client) -> Iterator[Finding]:
                 fix="set one there, and sentinel_password here",
                 endpoint=str(endpoint),
             )
+
+
+def _judge_stores(client: Client) -> list[Finding]:
+    """Connections of the settings, to which nothing is connected here."""
+    return [
+        Finding(check="stores", level="warning", message=message, fix=fix)
+        for message, fix in exposed_stores(client.settings)
+    ]
 
 
 async def _setting(node: Node, name: str) -> str | None:

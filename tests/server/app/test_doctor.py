@@ -5,6 +5,7 @@ import pytest
 from penstock import Penstock, Settings
 from penstock.inspector.doctor import _judge_version
 from penstock.inspector.growth import MANY
+from penstock.settings import TableSettings
 from penstock.topics.storage.keys import PartitionKeys, TopicKeys
 
 
@@ -180,3 +181,13 @@ def test_versions_are_judged_by_their_series(server, version, level):
         info |= {"redis_version": "7.2.4", "valkey_version": version}
     [finding] = _judge_version(info)
     assert finding.level == level
+
+
+async def test_a_database_that_others_on_the_way_could_read_is_a_warning(start_server):
+    tables = TableSettings(url="postgresql://ann:secret@db.invalid/x")
+    diagnosis = await diagnose(start_server(), tables=tables)
+    [finding] = of(diagnosis, "stores")
+    assert (finding.level, diagnosis.sound) == ("warning", True)
+    assert "db.invalid" in finding.message
+    assert "sslmode=verify-full" in finding.fix
+    assert "secret" not in str(finding)

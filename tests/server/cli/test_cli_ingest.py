@@ -398,6 +398,27 @@ def test_health_tells_of_each_part_whichever_is_away(idle):
     assert (told["redis_ok"], told["qdrant_ok"], told["ledger_ok"]) == (True, True, False)
 
 
+def test_health_warns_of_keys_and_databases_that_others_could_read(idle):
+    rags = Path(idle.home) / "documents" / "rags"
+    rags.mkdir(parents=True)
+    (rags / "far.yaml").write_text(
+        "rag_id: far\n"
+        "embeddings: {provider: http, model: m, url: 'http://embedder.invalid', api_key_env: KEY}\n"
+    )
+    far = idle.file(
+        "far.yaml", "qdrant: {url: 'http://qdrant.invalid', api_key: CANARY, timeout: 1}\n"
+    )
+    done = idle("ingest", "--client", far, "health", "--json")
+    warnings = json.loads(done.stdout)["warnings"]
+    assert [warning.partition(" ")[0] for warning in warnings] == ["vectors.url:", "RAG"]
+    assert "CANARY" not in done.stdout
+    done = idle("ingest", "health")
+    [warning] = [line for line in done.stdout.splitlines() if "warning" in line]
+    assert "RAG far: embeddings.url: the key for http://embedder.invalid leaves" in warning
+    done = idle("ingest", "health", "--json", PENSTOCK_OUTBOUND_PLAIN_HTTP="allow")
+    assert json.loads(done.stdout)["warnings"] == []
+
+
 def test_health_tells_that_nobody_works(idle):
     idle.rag()
     done = idle("ingest", "health")

@@ -11,9 +11,9 @@ import re
 from collections.abc import Awaitable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, TypeVar
-from urllib.parse import urlsplit
 
 from penstock.errors import ConfigError, StoreAway, StoreMismatch
+from penstock.hosts import public_url
 from penstock.settings import OutboundSettings, VectorSettings
 from penstock.stores.vectors.port import CollectionInfo, Hit, Point, VectorHealth
 from penstock.stores.vectors.server_errors import NoCollection, VectorsTooOld, failure
@@ -46,7 +46,7 @@ class QdrantServer:
     ) -> None:
         self._settings, self._outbound = settings, outbound or OutboundSettings()
         self._calls = calls
-        self._where = _address(settings.url or "")
+        self._where = public_url(settings.url or "")
         self._version = ""
         self._dimensions: dict[str, int | None] = {}
 
@@ -231,23 +231,13 @@ def _linked(settings: VectorSettings, outbound: OutboundSettings) -> QdrantCalls
 
     url = settings.url or ""
     if settings.api_key or "@" in url:
-        guard_key(_address(url), url, outbound)
+        guard_key(public_url(url), url, outbound)
     try:
         return calls.to(settings, outbound)
     except (ValueError, TypeError):  # without its text, which would repeat a password
         raise ConfigError(
-            f"vectors.url {_address(settings.url or '')!r} or vectors.api_key cannot be used"
+            f"vectors.url {public_url(settings.url or '')!r} or vectors.api_key cannot be used"
         ) from None
-
-
-def _address(url: str) -> str:
-    """The server's address without a name and a password."""
-    try:
-        parts = urlsplit(url if "://" in url else f"//{url}")
-        port = f":{parts.port}" if parts.port else ""
-    except ValueError:
-        return "the Qdrant server"
-    return f"{parts.scheme or 'http'}://{parts.hostname or ''}{port}{parts.path.rstrip('/')}"
 
 
 def _check_generation(generation: int) -> None:

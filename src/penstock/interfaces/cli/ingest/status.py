@@ -231,6 +231,8 @@ def _show_health(found: DocumentsHealth) -> None:
         say(f"  {name:9} {value}")
     for problem in found.problems:
         say(f"  problem   {problem}")
+    for warning in found.warnings:
+        say(f"  warning   {warning}")
 
 
 def _ago(seconds: float) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import msgspec
@@ -9,12 +10,14 @@ import msgspec
 from penstock.errors import PenstockError
 from penstock.pipelines.documents.admin.views import RagView, status_of
 from penstock.pipelines.documents.config.models import RagConfig
+from penstock.pipelines.documents.config.reading import effective_settings
 from penstock.pipelines.documents.ingest.indexing import IngestMetricsView
 from penstock.pipelines.documents.ledger.tables import DocumentRow, JobRow, RagRow
 from penstock.pipelines.documents.resources import DocumentResources, recipe_of
 from penstock.pipelines.documents.submit.job_message import QUEUE, now_text
 from penstock.queues.admin.status import read_facts
 from penstock.queues.storage.job_record import JobRecord
+from penstock.stores.exposure import exposed_key, exposed_stores
 from penstock.stores.vectors.port import VectorHealth
 
 __all__ = ["DocumentsHealth", "Explanation", "check", "check_rag", "explain", "view_rag"]
@@ -43,6 +46,8 @@ class DocumentsHealth(msgspec.Struct, frozen=True, kw_only=True):
     dead_letters: int
     last_job: dict[str, Any] | None
     problems: tuple[str, ...]
+    warnings: tuple[str, ...]
+    """Connections on which others could read or answer; the pipeline works all the same."""
     checked_at: str
 
     @property
@@ -99,8 +104,20 @@ async def check(resources: DocumentResources) -> DocumentsHealth:
         dead_letters=facts.dead_letters if facts is not None else 0,
         last_job=msgspec.to_builtins(last) if last is not None else None,
         problems=tuple(problems),
+        warnings=tuple(_warnings(resources)),
         checked_at=now_text(),
     )
+
+
+def _warnings(resources: DocumentResources) -> Iterator[str]:
+    settings = effective_settings(resources.app.settings, resources.config)
+    found = exposed_stores(settings)
+    for rag in resources.config.rags.values():
+        embeddings = rag.embeddings
+        url = embeddings.url or ""
+        if embeddings.provider == "http" and (embeddings.api_key_env or "@" in url):
+            found += exposed_key(f"RAG {rag.rag_id}: embeddings.url", url, settings)
+    return (f"{message}: {fix}" for message, fix in dict.fromkeys(found))
 
 
 async def _vectors(resources: DocumentResources) -> VectorHealth:
