@@ -117,12 +117,13 @@ def replayed_item(
     own_id, item.id = item.id, item.id or letter.job_id
     if item.fault is not None:
         return item, letter.job  # nothing can be added to what cannot be decompressed
+    # A job that was moved aside has its metadata with it, and perhaps its id only there.
+    named = meta.id if letter.meta is None else ""
     if meta.signature and meta.expires_ms:
         meta = _without_expiry(item, meta, signatures)
     item.meta = msgspec.structs.replace(
         meta,
-        # Beside a job with metadata of its own (one moved aside) the id may be there alone.
-        id="" if own_id and letter.meta is not None else item.id,
+        id=named or ("" if own_id else item.id),
         attempts=0,
         crashes=0,
         unbegun=0,
