@@ -13,6 +13,7 @@ import secrets
 import stat
 from base64 import b64decode, b64encode
 from collections.abc import Mapping
+from functools import partial
 from typing import Final
 from weakref import WeakKeyDictionary
 
@@ -20,14 +21,13 @@ from penstock.errors import BadSignature, SettingError
 from penstock.redis.client import Client
 from penstock.settings import SigningSettings
 
-__all__ = ["KEY_ID", "Signer", "SigningKeys", "key_line", "read_keys"]
+__all__ = ["Signer", "SigningKeys", "add_key", "read_keys"]
 
-KEY_ID: Final = r"[A-Za-z0-9_-]{1,64}"
 _VERSION: Final = "1"
 _SECRET_BYTES: Final = 32
 _LARGEST_FILE: Final = 64 * 1024
 _LONGEST_SHOWN: Final = 64
-_is_key_id = re.compile(KEY_ID).fullmatch
+_is_key_id = re.compile(r"[A-Za-z0-9_-]{1,64}").fullmatch
 _OTHERS: Final = stat.S_IRWXG | stat.S_IRWXO
 
 
@@ -145,11 +145,27 @@ def _without_waiting(path: str, flags: int) -> int:
     return os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC)
 
 
-def key_line(id_: str) -> str:
-    """Make a key; returns its line for a file of keys. `SettingError` for an invalid id."""
+def add_key(path: str, id_: str) -> None:
+    """Make a key and add it to a file of keys, which is created for its owner alone.
+
+    `SettingError` for an invalid id, one that is there, and a file that others may read.
+    """
     if not _is_key_id(id_):
         raise SettingError("key id", id_, "1 to 64 letters, digits, '_' and '-'")
-    return f"{id_} = {b64encode(secrets.token_bytes(_SECRET_BYTES)).decode()}"
+    line = f"{id_} = {b64encode(secrets.token_bytes(_SECRET_BYTES)).decode()}\n"
+    try:
+        with open(path, "x", opener=partial(os.open, mode=0o600)) as file:
+            file.write(line)
+            return
+    except FileExistsError:
+        if id_ in read_keys(path):
+            raise SettingError("key id", id_, f"an id that is not in {path} yet") from None
+    except OSError as error:
+        raise SettingError(
+            "signing.keys_file", path, f"a file that can be made ({error.strerror})"
+        ) from None
+    with open(path, "a") as file:
+        file.write(f"\n{line}")  # the last line may have no end
 
 
 def _parsed(text: str, setting: str) -> dict[str, bytes]:

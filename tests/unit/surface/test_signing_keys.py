@@ -6,7 +6,7 @@ from base64 import b64encode
 import pytest
 from tests.kit.signing import KEYS, NEW, OLD, signing
 
-from penstock.delivery.signing import SigningKeys, key_line, read_keys
+from penstock.delivery.signing import SigningKeys, add_key, read_keys
 from penstock.errors import BadSignature, SettingError
 from penstock.settings import Settings, SigningSettings
 
@@ -30,11 +30,27 @@ def test_a_file_holds_one_key_per_line(keys_file):
     assert read_keys(path) == {"old": b"o" * 32, "new": b"n" * 32}
 
 
-def test_a_made_key_is_read_again(keys_file):
-    line = key_line("k2026-11_18")
-    (key,) = read_keys(keys_file(line)).values()
-    assert len(key) == 32
-    assert key_line("k2026-11_18") != line
+def test_keys_are_made_in_a_file_for_its_owner_alone(tmp_path):
+    path = str(tmp_path / "signing.keys")
+    add_key(path, "k2026-11_18")
+    assert os.stat(path).st_mode & 0o777 == 0o600
+    add_key(path, "second")
+    keys = read_keys(path)
+    assert list(keys) == ["k2026-11_18", "second"]
+    assert {len(secret) for secret in keys.values()} == {32}
+    assert len({*keys.values()}) == 2
+    with pytest.raises(SettingError, match="an id that is not in"):
+        add_key(path, "second")
+    assert read_keys(path) == keys
+
+
+def test_no_key_is_added_where_others_may_read_it(keys_file, tmp_path):
+    path = keys_file(OLD, 0o644)
+    with pytest.raises(SettingError, match="chmod 600"):
+        add_key(path, "second")
+    for place in (tmp_path, tmp_path / "missing" / "file"):
+        with pytest.raises(SettingError):
+            add_key(str(place), "second")
 
 
 def test_keys_of_file_and_environment_are_used_together(keys_file):
@@ -164,6 +180,6 @@ def test_keys_alone_sign_nothing():
 
 
 @pytest.mark.parametrize("id_", ["", "a b", "a=b", "a:b", "a.b", "é", "x" * 65, "a\nb"])
-def test_a_key_id_is_a_word(id_):
+def test_a_key_id_is_a_word(tmp_path, id_):
     with pytest.raises(SettingError):
-        key_line(id_)
+        add_key(str(tmp_path / "signing.keys"), id_)

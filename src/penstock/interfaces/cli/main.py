@@ -40,6 +40,7 @@ COMMANDS = {
     "window": ("coordination.window", "List open batches of windows, and close them early."),
     "run": ("coordination.run", "List and show runs, their failures and events."),
     "feed": ("coordination.feed", "Follow the numbered events of a feed, a run or a window."),
+    "signing": ("signing.command", "Make keys that sign jobs and messages."),
     "repair": ("server.repair", "Find unusable registry entries and keys, and remove them."),
     "ingest": ("ingest.command", "Submit documents, follow their jobs, and search their text."),
     "rag": ("ingest.rag", "List, create, check and swap RAGs."),
