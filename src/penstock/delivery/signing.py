@@ -14,6 +14,7 @@ import stat
 from base64 import b64decode, b64encode
 from collections.abc import Mapping
 from functools import partial
+from pathlib import Path
 from typing import Final
 from weakref import WeakKeyDictionary
 
@@ -164,7 +165,7 @@ def add_key(path: str, id_: str) -> None:
         raise SettingError(
             "signing.keys_file", path, f"a file that can be made ({error.strerror})"
         ) from None
-    with open(path, "a") as file:
+    with Path(path).open("a") as file:
         file.write(f"\n{line}")  # the last line may have no end
 
 

@@ -2,6 +2,7 @@
 
 import os
 from base64 import b64encode
+from pathlib import Path
 
 import pytest
 from tests.kit.signing import KEYS, NEW, OLD, signing
@@ -33,7 +34,7 @@ def test_a_file_holds_one_key_per_line(keys_file):
 def test_keys_are_made_in_a_file_for_its_owner_alone(tmp_path):
     path = str(tmp_path / "signing.keys")
     add_key(path, "k2026-11_18")
-    assert os.stat(path).st_mode & 0o777 == 0o600
+    assert Path(path).stat().st_mode & 0o777 == 0o600
     add_key(path, "second")
     keys = read_keys(path)
     assert list(keys) == ["k2026-11_18", "second"]

@@ -8,7 +8,7 @@ import click
 
 from penstock.delivery.signing import add_key
 from penstock.errors import PenstockError
-from penstock.interfaces.cli.output import exit_code, fail, say
+from penstock.interfaces.cli.output import exit_code, fail, json_option, say, say_json
 
 __all__ = ["signing"]
 
@@ -21,7 +21,8 @@ def signing() -> None:
 @signing.command()
 @click.argument("file")
 @click.option("--id", "id_", help="Id of the key (default: k and today's date).")
-def new_key(file: str, id_: str | None) -> None:
+@json_option
+def new_key(file: str, id_: str | None, as_json: bool) -> None:
     """Make a key and add it to FILE, which its owner alone may read; prints the key's id.
 
     Example: penstock signing new-key signing.keys --id shop-2
@@ -33,4 +34,7 @@ def new_key(file: str, id_: str | None) -> None:
         add_key(file, id_)
     except PenstockError as error:
         fail(str(error), exit_code(error))
-    say(id_)
+    if as_json:
+        say_json({"id": id_, "file": file})
+    else:
+        say(id_)
