@@ -15,10 +15,25 @@ from typing import Final
 __all__ = ["HIDDEN", "is_secret_name", "redacted"]
 
 HIDDEN: Final = "…"
+_MOST_PASSES = 4
 
 
 def redacted(text: str) -> str:
     """`text` with each secret replaced by `…`. Redacting twice changes nothing more."""
+    for _ in range(_MOST_PASSES):
+        shown = _redacted_once(text)
+        if shown == text:
+            break
+        text = shown  # what was hidden may have stood between the parts of another secret
+    return text
+
+
+def is_secret_name(name: str) -> bool:
+    """Whether a field of this name holds a secret: `api_key`, `X-Token`, but no `password_file`."""
+    return _SECRET_NAME.search(name) is not None
+
+
+def _redacted_once(text: str) -> str:
     if "PRIVATE KEY" in text:
         text = _PEM.sub(rf"\1{HIDDEN}\2", text)
     if "://" in text:
@@ -26,7 +41,7 @@ def redacted(text: str) -> str:
     if "%3A%2F%2F" in text or "%3a%2f%2f" in text:
         text = _ENCODED_ADDRESS.sub(rf"\1{HIDDEN}\2", text)
     text = _in_fields(text)
-    if "AUTH" in text or "'auth'" in text or '"auth"' in text:
+    if "AUTH" in text or any(quoted in text for quoted in _QUOTED_AUTH):
         text = _AUTH.sub(_in_auth, text)
     if "SETUSER" in text or "setuser" in text:
         text = _ACL_PASSWORD.sub(rf"\1{HIDDEN}", text)
@@ -35,11 +50,6 @@ def redacted(text: str) -> str:
     if any(sign in text for sign in _TOKEN_SIGNS):
         text = _TOKEN.sub(_in_token, text)
     return text
-
-
-def is_secret_name(name: str) -> bool:
-    """Whether a field of this name holds a secret: `api_key`, `X-Token`, but no `password_file`."""
-    return _SECRET_NAME.search(name) is not None
 
 
 # ---- by shape
@@ -82,7 +92,7 @@ def _in_scheme(found: re.Match[str]) -> str:
 
 # A line break may stand in a password, if there is an @ soon after it.
 _ADDRESS = re.compile(
-    r"://([^\s'\"<>`]*+(?:(?<!@)[\r\n]{1,2}[^\s'\"<>`/@:]{0,128}@[^\s'\"<>`]*+)?)",
+    r"://([^\s'\"<>`@]*+(?:[\r\n]{1,2}[^\s'\"<>`/@:]{0,128}@[^\s'\"<>`]*+)++|[^\s'\"<>`]*+)",
     re.ASCII,
 )
 # Digits before a / are a port: `http://host:80/a@b` has no password.
@@ -90,7 +100,9 @@ _USER_AND_COLON = re.compile(r"([^:/?#@]*+):(?!\d{1,5}(?:[/?#\s]|$))", re.ASCII)
 _LONE_USER = re.compile(r"[^:/?#@]++@")
 _NEXT_ADDRESS = re.compile(r"[,;|(=\[{&]([A-Za-z][A-Za-z0-9+.-]{0,40}+)://", re.ASCII)
 _ENCODED_ADDRESS = re.compile(
-    r"(%3A%2F%2F(?:(?!%3A|%2F|%40)[^\s'\"<>&])*+%3A)(?:(?!%40)[^\s'\"<>&])*+(%40)", re.IGNORECASE
+    r"(%3A%2F%2F(?:(?!%3A|%2F|%40)[^\s'\"<>&]){0,256}+%3A)"
+    r"(?:(?!%40)[^\s'\"<>&]){0,256}+(%40)",
+    re.IGNORECASE,
 )
 
 
@@ -114,7 +126,8 @@ def _without_password(scheme: str, rest: str) -> str:
     is_web = scheme.lower().endswith(("http", "https", "ws", "wss"))
     user = _USER_AND_COLON.match(rest)
     if user is not None and user.end() <= end:
-        if is_web and rest[user.end() : end] in {"", "x-oauth-basic"}:  # the user is the token
+        # The user is the token.
+        if (is_web or user[1] == HIDDEN) and rest[user.end() : end] in {"", "x-oauth-basic"}:
             return f"{HIDDEN if user[1] else ''}{rest[user.end() - 1 :]}"
         return f"{user[1]}:{HIDDEN if user.end() < end else ''}{rest[end:]}"
     if is_web and (lone := _LONE_USER.match(rest)):
@@ -168,22 +181,24 @@ _BEFORE_QUERY = re.compile(r"(?:[?&;]|%26|%3F)$", re.IGNORECASE)
 _OPENING = re.compile(
     r"(?:[A-Za-z_][\w.]{0,40}\()?[bru]{0,2}(\\{0,8})([\"'`])", re.IGNORECASE | re.ASCII
 )
+_AFTER_VALUE = re.compile(r"[,}\])\n]|$")
 _BRACKETS = re.compile(r"[\[\](){}]")
 _SCHEME = re.compile(r"(?:bearer|basic|token|apikey|negotiate|ntlm)[ \t]{1,4}", re.IGNORECASE)
 _WIDE_SCHEME = re.compile(r"(?:digest|aws4-[\w-]{1,30}|hmac[\w-]{0,30})[ \t]", re.IGNORECASE)
 _LINE = re.compile(r"(?:(?!\\[rn])[^\r\n])*+")
 _RUN = re.compile(
-    r"(?:[^\s&'\"`<>]|(?<=\w)['\"](?=\w)|&(?![\w.%-]{1,64}(?:=|%3D)|$|\s|amp;))++", re.ASCII
+    r"(?:[^\s&'\"`<>,;%]|(?<=\w)['\"](?=\w)|&(?![\w.%-]{1,64}(?:=|%3D)|$|\s|amp;)"
+    r"|[,;](?![\w.-]{1,64}[=:])|%(?!26))++",
+    re.ASCII,
 )
-_NEXT_FIELD = re.compile(r"[,;](?=[\w .-]{1,64}[=:])|%26", re.ASCII)
 _PLAIN: Final = frozenset(
     {
         *("none", "null", "nil", "true", "false", "undefined", "str", "bytes", "string"),
         *("required", "missing", "expected", "must", "is", "was", "not", "wrong", "invalid"),
     }
 )
-_LONGEST_LIST = 2_000
-_MOST_BRACKETS = 32
+_LONGEST_LIST = 1_000
+_MOST_BRACKETS = 16
 _SHORTEST_KEY = 8
 
 
@@ -238,12 +253,13 @@ def _value_of(text: str, name: re.Match[str]) -> tuple[int, int] | None:
 
 
 def _is_within_word(before: str, kind: str = "key") -> bool:
-    return kind != "header" and (before[-1:].isalnum() or before[-1:] in {"_", "-"})
+    last = before[-1:]
+    return kind != "header" and (last.isalnum() or (kind == "key" and last in {"_", "-"}))
 
 
 def _may_be_key(text: str, value: tuple[int, int]) -> bool:
     shown = text[value[0] : value[1]]
-    return (len(shown) >= _SHORTEST_KEY and not shown.isdigit()) or shown == HIDDEN
+    return len(shown) >= _SHORTEST_KEY and not shown.isdigit()
 
 
 def _odd_value(text: str, end: int, before: str, *, is_command: bool) -> tuple[int, int] | None:
@@ -271,14 +287,16 @@ def _header_value(text: str, name: re.Match[str], at: int, before: str) -> tuple
     end = line.end() if line else at
     opening = before.rstrip("setproxySETPROXY-")[-1:]
     if opening in {"'", '"'}:  # curl -H 'Cookie: …'
-        closing = text.find(opening, at, end)
-        end = closing if closing > 0 else end
+        closing = re.compile(rf"(?<!\\){opening}").search(text, at, end)
+        end = closing.start() if closing else end
     return at, end
 
 
 def _value_at(text: str, at: int, *, is_prose: bool = False) -> tuple[int, int]:
     if scheme := _SCHEME.match(text, at):
         at, is_prose = scheme.end(), False
+    if text.startswith(HIDDEN, at):
+        return at, at
     if (opening := _OPENING.match(text, at)) is not None:
         return _quoted(text, at, opening)
     if text[at : at + 1] in {"[", "(", "{"}:
@@ -286,10 +304,7 @@ def _value_at(text: str, at: int, *, is_prose: bool = False) -> tuple[int, int]:
     run = _RUN.match(text, at)
     if run is None:
         return at, at
-    value = run[0]
-    if following := _NEXT_FIELD.search(value):
-        value = value[: following.start()]
-    value = value.rstrip(")]},;.:\\")
+    value = run[0].rstrip(")]},;.:\\")
     if value.lower() in _PLAIN or (is_prose and value.isalpha() and value.islower()):
         return at, at
     return at, at + len(value)
@@ -308,7 +323,11 @@ def _quoted(text: str, at: int, opening: re.Match[str]) -> tuple[int, int]:
         while slashes > begin and text[slashes - 1] == "\\":
             slashes -= 1
         count = place - slashes
-        if count <= depth or (count - depth) % (2 * (depth + 1)) == 0:
+        is_closing = count <= depth or (
+            # An escaped backslash before it; or an escaped quote, in the repr of a text.
+            (count - depth) % (2 * (depth + 1)) == 0 and _AFTER_VALUE.match(text, place + 1)
+        )
+        if is_closing:
             if text.count("\n", begin, place) > 2:  # noqa: PLR2004  an apostrophe further down
                 break
             return begin, place - min(count, depth)
@@ -330,10 +349,12 @@ def _bracketed(text: str, at: int) -> tuple[int, int]:
 
 # ---- in commands
 
+_QUOTED_AUTH: Final = ("'auth'", '"auth"', '"auth\\')
 _AUTH = re.compile(
-    r"(?P<name>(?<![\w-])(?:AUTH|[\"'](?i:auth)(?=[\"']))[\"']?,?[ \t]{1,4}b?[\"']?)"
-    r"(?P<first>[^\s'\",<>;:]+)"
-    r"(?P<between>[\"']?,?[ \t]{1,4}b?[\"']?)?(?P<second>(?(between)[^\s'\",<>;]+))?"
+    r"(?P<name>(?:(?<![\w-])AUTH|[\"'](?i:auth)(?=\\{0,8}[\"']))(?:\\{0,8}[\"'])?,?[ \t]{1,4}"
+    r"b?(?:\\{0,8}[\"'])?)(?P<first>[^\s'\",<>;:\\]+)"
+    r"(?P<between>(?:\\{0,8}[\"'])?,?[ \t]{1,4}b?(?:\\{0,8}[\"'])?)?"
+    r"(?P<second>(?(between)[^\s'\",<>;\\]+))?"
 )
 _ACL_PASSWORD = re.compile(r"(?<=[\s\"'])([>#])[^\s\"'>]+")
 _PROSE: Final = frozenset(

@@ -1,6 +1,7 @@
 """Settings: one order, checked where they are made, refused with name, value and range."""
 
 import dataclasses
+import os
 import pickle
 import re
 from pathlib import Path
@@ -10,6 +11,7 @@ import pytest
 import penstock
 from penstock.errors import ConfigError, SettingError
 from penstock.settings import PoolSettings, Settings
+from penstock.settings.reading import is_secret, names_of
 
 
 def load(tmp_path, *, toml="", environ=None, **arguments):
@@ -153,3 +155,131 @@ def test_settings_are_values():
         del made.pools
     with pytest.raises(TypeError, match="PoolSettings has no setting 'cahce'"):
         PoolSettings(cahce=3)
+
+
+# ---- secrets
+
+
+SECRET_LIKE = re.compile(r"password|secret|token|api_?key|credential|(^|\.)url$", re.IGNORECASE)
+
+
+def test_every_setting_with_the_name_of_a_secret_is_one_by_type():
+    named = {name for name in names_of(Settings) if SECRET_LIKE.search(name)} - {"password_file"}
+    assert {name for name, kind in names_of(Settings).items() if is_secret(kind)} == named
+
+
+@pytest.mark.parametrize("value", [123_456_789, ["C4nary", ["C4nary"]], {"a": "C4nary"}, 4.5, True])
+def test_no_error_shows_a_value_of_a_secret_setting(value):
+    for name, kind in names_of(Settings).items():
+        if is_secret(kind):
+            with pytest.raises(SettingError) as refused:
+                Settings.load({name: value}, environ={})
+            for text in (str(refused.value), repr(refused.value)):
+                assert repr(value) not in text
+                assert "C4nary" not in text
+
+
+def test_no_repr_shows_a_value_of_a_secret_setting():
+    secrets = {
+        name: f"C4nary{name}" for name, kind in names_of(Settings).items() if is_secret(kind)
+    }
+    assert "C4nary" not in repr(Settings.load(secrets, environ={}))
+
+
+# ---- a file that was found in the working directory
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    (tmp_path / "penstock.toml").write_text('url = "redis://127.0.0.1:1"\n')
+    (tmp_path / "penstock.toml").chmod(0o600)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.mark.parametrize(("part", "mode"), [(".", 0o777), (".", 0o770), ("penstock.toml", 0o622)])
+def test_a_file_that_others_can_write_is_refused_with_what_to_type(folder, part, mode):
+    (folder / part).chmod(mode)
+    changed = folder if part == "." else folder / part
+    with pytest.raises(ConfigError, match=f"chmod go-w {changed}, or name it with --config"):
+        Settings.load(environ={})
+    assert Settings.load(config="penstock.toml", environ={}).url
+    assert Settings.load(environ={"PENSTOCK_CONFIG": "penstock.toml"}).url
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file to another user")
+@pytest.mark.parametrize("part", [".", "penstock.toml"])
+def test_a_file_of_another_user_is_refused(folder, part):
+    os.chown(folder / part, 65534, 65534)
+    with pytest.raises(ConfigError, match=r"belongs to another user \(uid 65534\); if it is meant"):
+        Settings.load(environ={})
+
+
+def test_a_link_to_nowhere_is_refused_like_a_file_that_cannot_be_read(folder):
+    (folder / "penstock.toml").unlink()
+    (folder / "penstock.toml").symlink_to(folder / "gone")
+    with pytest.raises(ConfigError, match="No such file"):
+        Settings.load(environ={})
+
+
+def test_the_use_of_a_found_file_is_logged_once(folder, caplog):
+    caplog.set_level("INFO", "penstock.settings")
+    Settings.load(environ={})
+    Settings.load(environ={})
+    Settings.load(config="penstock.toml", environ={})
+    (line,) = caplog.messages
+    assert line == f"settings come from {folder}/penstock.toml, the file of the working directory"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "environ"),
+    [
+        ({}, {"PENSTOCK_PASSWORD": "C4nary"}),
+        ({}, {"PENSTOCK_PASSWORD_FILE": "/etc/penstock/password"}),
+        ({}, {"PENSTOCK_SENTINEL_PASSWORD": "C4nary"}),
+        ({"password": "C4nary"}, {}),
+    ],
+)
+def test_a_password_is_not_sent_to_the_address_of_a_found_file(folder, arguments, environ):
+    with pytest.raises(ConfigError, match="is not sent to the url of") as refused:
+        Settings.load(arguments, environ=environ)
+    assert "C4nary" not in str(refused.value)
+    assert Settings.load(arguments, config="penstock.toml", environ=environ).url
+    assert Settings.load({**arguments, "url": "redis://x"}, environ=environ).url == "redis://x"
+    (folder / "penstock.toml").write_text('namespace = "shop"\n')
+    assert Settings.load(arguments, environ=environ).namespace == "shop"
+
+
+def test_an_api_key_is_not_sent_to_the_address_of_a_found_file(folder):
+    (folder / "penstock.toml").write_text('[vectors]\nurl = "http://127.0.0.1:1"\n')
+    with pytest.raises(ConfigError, match=r"vectors\.api_key is not sent to the vectors\.url of"):
+        Settings.load(environ={"PENSTOCK_VECTORS_API_KEY": "k"})
+
+
+def test_a_file_with_its_own_password_counts_as_a_whole(folder):
+    (folder / "penstock.toml").write_text('url = "redis://127.0.0.1:1"\npassword = "p"\n')
+    assert Settings.load(environ={}).password == "p"
+
+
+@pytest.mark.parametrize("line", ['password = "p"', 'url = "redis://u:p@h"', "vectors.api_key = 1"])
+def test_a_file_with_a_secret_is_for_its_user_alone(tmp_path, caplog, line):
+    path = tmp_path / "own.toml"
+    path.write_text(f"{line}\n")
+    path.chmod(0o646)
+    with pytest.raises(ConfigError, match=f"every user can write it: chmod 600 {path}"):
+        Settings.load(config=path, environ={})
+    path.chmod(0o644)
+    try:
+        Settings.load(config=path, environ={})
+    except SettingError:
+        assert "api_key" in line
+    assert f"every user can read it: chmod 600 {path}" in caplog.text
+    assert "redis://" not in caplog.text
+
+
+def test_a_file_without_a_secret_may_be_read_by_all(tmp_path, caplog):
+    path = tmp_path / "own.toml"
+    path.write_text('url = "redis://h"\n')
+    path.chmod(0o644)
+    assert Settings.load(config=path, environ={}).url == "redis://h"
+    assert not caplog.records
