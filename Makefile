@@ -1,5 +1,6 @@
 # make up            set everything up and run Penstock on its embedded server
 # make test          set everything up and run the tests: units, servers, contracts, docs, a few faults
+# make test-rights   the tests of topics, queues, coordination and commands with the least rights
 # make test-faults   clusters, and all tests that kill, pause, cut off and fill up real processes
 # make torture       hours of the same
 # make dist          wheel, sdist, bill of materials and licences into dist/
@@ -18,7 +19,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 RELEASE := release/.venv
 
-.PHONY: up test test-faults test-skipped setup lint format bench torture clean dist audit locks
+.PHONY: up test test-rights test-faults test-skipped setup lint format bench torture clean dist audit locks
 .DEFAULT_GOAL := up
 
 $(VENV)/.created:
@@ -41,6 +42,15 @@ up: $(VENV)/.core
 
 test: $(VENV)/.dev
 	$(PYTEST) --slowest-allowed 60 -m '(not faults or short) and not torture'
+
+# As a worker, or an operator where only that one may: see tests/kit/least_rights.py. On one kind of
+# server; what each role does is tested on all kinds by tests/server/app/test_roles.py.
+test-rights: $(VENV)/.dev
+	$(PYTEST) --slowest-allowed 60 --as-role worker -m 'not faults and not torture' \
+		-k 'not cluster and not redis62 and not redis7' tests/contracts $(addprefix tests/server/,\
+		app cli/test_cli_feeds.py cli/test_cli_limits.py cli/test_cli_queues.py \
+		cli/test_cli_runs.py cli/test_cli_topics.py cli/test_cli_windows.py \
+		coordination queues redis runtime sync topics)
 
 test-faults: $(VENV)/.dev
 	$(PYTEST) --slowest-allowed 100 -m 'faults and not torture'

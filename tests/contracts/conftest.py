@@ -24,7 +24,7 @@ def own_server(request: pytest.FixtureRequest) -> Iterator[ServerProcess]:
 @pytest.fixture
 def stock(own_server: ServerProcess) -> Iterator[redis.Redis]:
     """Another program: stock redis-py, which knows the names of keys and nothing else."""
-    with redis.Redis.from_url(own_server.url, decode_responses=True) as plain:
+    with redis.Redis(unix_socket_path=own_server.socket_path, decode_responses=True) as plain:
         plain.flushall()
         yield plain
 

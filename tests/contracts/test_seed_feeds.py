@@ -52,7 +52,7 @@ STATUS = {
 @asynccontextmanager
 async def subscribed(server, *channels):
     """What any program does that listens."""
-    async with Redis.from_url(server.url, decode_responses=True) as redis:
+    async with Redis(unix_socket_path=server.socket_path, decode_responses=True) as redis:
         pubsub = redis.pubsub()
         await pubsub.subscribe(*channels)
         for _ in channels:

@@ -53,7 +53,6 @@ OPERATORS = (
     "tests/server/queues/worker/test_queue_lanes.py",
     "tests/server/redis/test_script_bounds.py",  # these run every script
     "tests/server/redis/test_script_types.py",
-    "tests/server/runtime/test_failure_logs.py",
     "tests/server/topics/consumer/test_topic_adoption.py",
     "tests/server/topics/consumer/test_topic_read_sizes.py",
     "tests/server/topics/producer/test_topic_claims.py",
@@ -67,6 +66,7 @@ OPERATORS = (
 
 ALL_KEYS = (
     "tests/server/app/test_doctor.py::test_what_grows_without_a_bound",
+    "tests/server/app/test_repairs.py::test_records_of_another_type",
     "tests/server/coordination/limits/test_hourly_limit.py::test_the_script_itself",
     "tests/server/coordination/test_wakeups.py",
     "tests/server/redis/test_client.py::test_the_stock_client",
@@ -81,7 +81,11 @@ ALL_RIGHTS = (
     "tests/server/queues/producer/test_job_waiting.py::test_a_full_server_and_one",
     # They send commands of any kind over connections that they hold.
     "tests/server/coordination/limits/test_hourly_limit.py::test_a_server_that_forgot",
+    "tests/server/queues/producer/test_queue_submit.py::test_a_forgotten_script",
     "tests/server/redis/test_client.py::test_no_place_is_ever_lost",
+    "tests/server/sync/test_sync.py",
+    # The commands that they log are run as they are, and name no password.
+    "tests/server/runtime/test_failure_logs.py",
     # CONFIG GET shows what is asked for; without it a message is stored first.
     "tests/server/topics/producer/test_topic_durability.py::test_a_server_that_cannot_tell",
 )
