@@ -36,9 +36,9 @@ are checked one by one."""
 READ: Final = frozenset(
     """
     exists get getrange hexists hget hgetall hlen hmget hscan hstrlen hvals lindex llen lrange
-    memory|usage mget pttl scard sismember smismember sscan strlen type xinfo|groups xinfo|stream
-    xlen xpending xrange xrevrange zcard zcount zrandmember zrange zrangebyscore zrank zrevrank
-    zscan zscore
+    memory|usage mget pttl scard sismember smismember srandmember sscan strlen type xinfo|groups
+    xinfo|stream xlen xpending xrange xrevrange zcard zcount zrandmember zrange zrangebyscore zrank
+    zrevrank zscan zscore
     """.split()  # noqa: SIM905
 )
 

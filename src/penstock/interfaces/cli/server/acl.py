@@ -69,11 +69,11 @@ def acl(
     if as_json:
         say_json({"user": made.name, "rules": made.rules})
         return
-    say(made.file_line if for_file else made.command)
+    say(made.file_line if for_file else made.command, is_data=True)
     if not made.has_password:
         say(
-            f"penstock: {made.name} cannot log in before it has a password: give --password-file, "
-            f"or run ACL SETUSER {made.name} '>PASSWORD' on the server",
+            f"penstock: a new user {made.name} cannot log in, as it has no password yet; "
+            "--password-file adds one",
             err=True,
         )
 
