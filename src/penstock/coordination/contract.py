@@ -165,6 +165,10 @@ _SLOTS = (
 
 _FEEDS = (
     Family(
+        "feeds.registry", "penstock:feeds:registry", "penstock:{feeds}:registry",
+        ZSET, NEVER, "kept; a feed leaves it after its state", "feeds", OURS,
+    ),
+    Family(
         "feed.events", "penstock:feed:<feed>", "penstock:feed:{<feed>}",
         STREAM, TERMINAL, "capped; a day after its final event, if it has one", "feeds", OURS,
     ),

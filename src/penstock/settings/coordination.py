@@ -30,6 +30,8 @@ FOREIGN_VARIABLES: Final = {
 """Variables that existing deployments set. One of ours for the same setting wins."""
 
 Hours = Annotated[float, Meta(gt=0, le=8_760)]
+MaxNumber = Annotated[int, Meta(ge=0, le=1_000_000_000)]
+"""How many there may be; 0 for any number."""
 LongSeconds = Annotated[float, Meta(gt=0, le=3_650 * 86_400)]
 
 
@@ -93,6 +95,8 @@ class WindowSettings(Group):
     """How long ids of items are remembered."""
     events: Annotated[int, Meta(ge=1, le=1_000_000)] = 10_000
     """Approximate number of events that are kept."""
+    max_open: MaxNumber = 100_000
+    """Maximum number of open batches of a window, in each partition if it closes into a topic."""
 
 
 class RunSettings(Group):
@@ -103,6 +107,8 @@ class RunSettings(Group):
     """How long a run's keys stay after its final state."""
     failed_hours: Hours = 2.0
     """How long the hourly list of failures stays. The failures themselves stay until resolved."""
+    max_runs: MaxNumber = 100_000
+    """Maximum number of runs that have a record: open ones, and others for `runs.keep_hours`."""
 
 
 class SlotSettings(Group):
@@ -127,6 +133,8 @@ class FeedSettings(Group):
     """Maximum number of events queued for a reader; beyond it the reader is cut off."""
     poll_s: Annotated[float, Meta(gt=0, le=60)] = 1.0
     """How often feeds are read without a wake-up, which may be lost."""
+    max_feeds: MaxNumber = 100_000
+    """Maximum number of feeds."""
 
 
 class CacheSettings(Group):

@@ -9,6 +9,7 @@ from penstock.coordination.feeds.events import FeedSnapshot
 from penstock.coordination.feeds.hub import FeedHub, FeedSource
 from penstock.coordination.feeds.keys import FeedKeys
 from penstock.coordination.feeds.reader import FeedReader
+from penstock.coordination.feeds.registry import note_feed
 from penstock.coordination.feeds.scripts import FeedScripts
 from penstock.errors import InvalidItem
 from penstock.errors.base import shown
@@ -21,6 +22,7 @@ from penstock.redis.retry import repeat_until_known
 __all__ = ["Feed"]
 
 _MOST_NAME = 200
+_NO_FEED = -2
 
 MirrorAs = Literal["event", "data"]
 """What is sent to a pub/sub channel: `{"type": …, "data": …}`, or the data alone."""
@@ -88,6 +90,9 @@ class Feed:
           a namespace.
         - `event_id`: if one of the latest 500 events had the same, nothing is added, and its number
           comes back. Without it, a repeat after a lost connection is recognised all the same.
+
+        The first event of a feed takes some round trips more; TooMany if there are
+        `feeds.max_feeds` already.
         """
         _check_name("type", type)
         if mirror is not None:
@@ -105,21 +110,29 @@ class Feed:
             copy = encode_json(message)  # never compressed: others read it
         stored_state = b"" if state is None else self._encode(state)
         unique = f"u:{event_id}" if event_id is not None else uuid4().hex
-        number = await repeat_until_known(
-            lambda: FeedScripts.of(self._client).publish_event(
-                events=self._place.events,
-                state=self._place.state,
-                kind=type,
-                data=stored,
-                snapshot=stored_state,
-                final=final,
-                cap=settings.cap,
-                keep_ms=round(settings.keep_s * 1000),
-                event_id=unique,
-                channel="" if mirror is None else self._root + mirror,
-                copy=copy,
+
+        async def publish(may_make: bool) -> int:
+            return await repeat_until_known(
+                lambda: FeedScripts.of(self._client).publish_event(
+                    events=self._place.events,
+                    state=self._place.state,
+                    kind=type,
+                    data=stored,
+                    snapshot=stored_state,
+                    final=final,
+                    cap=settings.cap,
+                    keep_ms=round(settings.keep_s * 1000),
+                    event_id=unique,
+                    channel="" if mirror is None else self._root + mirror,
+                    copy=copy,
+                    may_make=may_make,
+                )
             )
-        )
+
+        number = await publish(may_make=not settings.max_feeds)
+        if number == _NO_FEED:
+            await note_feed(self._client, self.name)
+            number = await publish(may_make=True)
         if number < 0:
             raise InvalidItem(f"feed {self.name!r} has had its final event")
         return number

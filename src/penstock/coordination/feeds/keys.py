@@ -8,7 +8,22 @@ from penstock.redis.keys.family import FamilyKeys
 from penstock.redis.keys.names import encode_id
 from penstock.redis.keys.space import KeySpace
 
-__all__ = ["FeedKeys"]
+__all__ = ["FeedKeys", "FeedsKeys"]
+
+
+class FeedsKeys(FamilyKeys):
+    """Keys of all feeds together."""
+
+    __slots__ = ()
+
+    @classmethod
+    def of(cls, keys: KeySpace) -> Self:
+        return cls(keys.prefix, keys.tag("feeds"))
+
+    @property
+    def registry(self) -> str:
+        """ZSET: names of feeds by the time they were made."""
+        return f"{self.root}penstock:{self.home}:registry"
 
 
 class FeedKeys(FamilyKeys):

@@ -21,7 +21,7 @@ from penstock.coordination.runs.validation import (
     check_whole,
 )
 from penstock.coordination.stored_names import RUN_ID
-from penstock.errors import CommandRefused, RunMissing, ServerError
+from penstock.errors import CommandRefused, RunMissing, ServerError, TooMany
 from penstock.redis.client import Client
 from penstock.redis.codec import Codec
 from penstock.redis.keys.names import MAX_ID
@@ -34,6 +34,7 @@ quiet = RateLimitedLog(logging.getLogger(__name__))
 
 _PAGE: Final = 100
 _SWEPT_PER_START: Final = 20
+_SWEPT_IF_FULL: Final = 500
 GRACE_MS: Final = 600_000
 """A run registered within this time may be about to get its record."""
 
@@ -59,18 +60,20 @@ class Runs:
         """Return the run of this id, and create it if there is none: see `Run.created`.
 
         Its status is `created` then. One that is there stays as it is, whatever its status.
+        TooMany if there are `runs.max_runs` others.
         """
         stored_facts = check_facts(facts)
         check_kind(kind)
         run = self.open(run_id)
         if await self._client.call("EXISTS", run.keys.record):
             return run
-        await self._sweep_some()
+        await self._sweep_some(_SWEPT_PER_START)
         # First: a process that dies in between leaves an id without a record, which is swept, and
         # no record that is in no list.
-        await repeat_until_known(
-            lambda: RunScripts.of(self._client).register_run(registry=self._registry, run=run_id)
-        )
+        if not await self._register(run_id):
+            await self._sweep_some(_SWEPT_IF_FULL)
+            if not await self._register(run_id):
+                raise TooMany("runs", self._client.settings.runs.max_runs, "runs.max_runs")
         token = uuid.uuid4().hex
         run.created = await repeat_until_known(
             lambda: RunScripts.of(self._client).start_run(
@@ -158,9 +161,18 @@ class Runs:
 
     # ---- the registry
 
-    async def _sweep_some(self) -> None:
+    async def _register(self, run_id: str) -> bool:
+        """Note a run; False if there are as many as there may be."""
+        made_ms = await repeat_until_known(
+            lambda: RunScripts.of(self._client).register_run(
+                registry=self._registry, run=run_id, max_runs=self._client.settings.runs.max_runs
+            )
+        )
+        return made_ms > 0
+
+    async def _sweep_some(self, count: int) -> None:
         """Check some random runs, so that expired ones do not accumulate."""
-        ids: list[bytes] = await self._client.call("ZRANDMEMBER", self._registry, _SWEPT_PER_START)
+        ids: list[bytes] = await self._client.call("ZRANDMEMBER", self._registry, count)
         names = _names(ids)
         there = await self._client.pipeline(
             [("EXISTS", RunKeys.of(self._client.keys, name).record) for name in names.values()]

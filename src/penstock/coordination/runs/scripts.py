@@ -46,9 +46,9 @@ class RunScripts(ScriptCaller):
 
     lua = _LUA
 
-    async def register_run(self, *, registry: str, run: str) -> int:
-        """Register a run before its record is created; the server's ms."""
-        return await self.run("register_run", (registry,), (run,))
+    async def register_run(self, *, registry: str, run: str, max_runs: int) -> int:
+        """Register a run before its record is created: server ms, 0 if there are too many."""
+        return await self.run("register_run", (registry,), (run, max_runs))
 
     async def forget_runs(
         self, *, registry: str, grace_ms: int, runs: Sequence[str | bytes]

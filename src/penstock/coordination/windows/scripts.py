@@ -37,6 +37,8 @@ class BatchArguments:
 class AddStatus(IntEnum):
     """What became of an item."""
 
+    TOO_MANY = -2
+    """As many batches are open as may be, and nothing was stored."""
     MISSING = -1
     """There is no such partition."""
     FULL = 0
@@ -106,7 +108,7 @@ class WindowScripts(ScriptCaller):
         window: str,
         key: bytes,
     ) -> Prepared:
-        """Add items of one key: send item, its id, id of a new batch, id of a fast one.
+        """Add items of one key: send item, its id, ids of a new and of a fast batch, most open.
 
         The reply is an `AddReply`.
         """

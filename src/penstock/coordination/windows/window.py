@@ -23,7 +23,7 @@ from penstock.coordination.windows.scripts import (
     WindowScripts,
 )
 from penstock.coordination.windows.targets import BatchStore, target_of
-from penstock.errors import NotOpen, SettingError
+from penstock.errors import NotOpen, SettingError, TooMany
 from penstock.queues.queue import Queue
 from penstock.redis.client import Client
 from penstock.redis.codec import Codec
@@ -168,8 +168,9 @@ class Window:
         - `fast`: the item goes to the high lane of the queue at once, as a batch of its own; if
           that is full, into the open batch. See `falling_back`.
 
-        QueueFull, and nothing is stored, if the batch is full and its queue is, too. InvalidItem
-        before anything is sent.
+        Nothing is stored with QueueFull, if the batch is full and its queue is, too, and with
+        TooMany, if a new batch is needed and `windows.max_open` are open. InvalidItem before
+        anything is sent.
         """
         window = self.items.window(key)
         data, item_id = self.items.item(item), self.items.item_id(id)
@@ -179,11 +180,14 @@ class Window:
             await self._registration.renew()
         batch_id = b"batch-%b" % token_hex(8).encode()
         fast_id = b"fast_path_%b" % (item_id or token_hex(8).encode()) if fast else b""
-        arguments = (data, item_id, batch_id, fast_id)
+        most_open = self.client.settings.windows.max_open
+        arguments = (data, item_id, batch_id, fast_id, b"%d" % most_open)
         reply = await self._send(key, window, arguments, repeat=item_id != b"")
         if reply.status == AddStatus.FULL and self.target.patience_s:
             reply = await self._retry_while_full(key, window, arguments, repeat=item_id != b"")
         status, batch, size, closed, length, lost_jobs = reply
+        if status == AddStatus.TOO_MANY:
+            raise TooMany(f"open batches of window {self.name!r}", most_open, "windows.max_open")
         if status <= AddStatus.FULL:
             raise self.target.refusal(status, length)
         if lost_jobs:

@@ -9,7 +9,7 @@ import msgspec
 from tests.kit.scripts import scripts_of
 
 from penstock.coordination.cache.keys import CacheKeys
-from penstock.coordination.feeds.keys import FeedKeys
+from penstock.coordination.feeds.keys import FeedKeys, FeedsKeys
 from penstock.coordination.limits.keys import HourlyLimitKeys, LimitKeys, LimitsKeys
 from penstock.coordination.once.keys import DedupeKeys
 from penstock.coordination.runs.keys import RunKeys, RunsKeys
@@ -80,7 +80,7 @@ RUNS = Engine(
         "register_run": [
             case(
                 lambda client: scripts_of(client).register_run(
-                    registry=RunsKeys.of(client.keys).registry, run="new"
+                    registry=RunsKeys.of(client.keys).registry, run="new", max_runs=9
                 )
             )
         ],
@@ -188,6 +188,7 @@ def others(client: Client, now: int) -> list[tuple[Argument, ...]]:
         ("HSET", SlotsKeys.of(keys).registry, "s", "{}"),
         ("XADD", feed.events, "1-0", "type", "x", "data", "EVENT-1", "ms", now),
         ("HSET", feed.state, "seq", 1, "state", "STATE-1", "state_seq", 1),
+        ("ZADD", FeedsKeys.of(keys).registry, 1, "gone", now, "f"),
         ("SET", mark.mark, "MARK-1"),
         ("SET", mark.holder, "t"),
         ("SET", cache.value, "VALUE-1"),
@@ -332,10 +333,25 @@ COORDINATION = Engine(
                 event_id="e",
                 channel="",
                 copy=b"",
+                may_make=True,
             )
             for final in (False, True)
         ],
         "look_at_feed": [of_feed("look_at_feed")],
+        "note_feed": [
+            case(
+                lambda client: scripts_of(client).note_feed(
+                    registry=FeedsKeys.of(client.keys).registry, feed="new", max_feeds=9
+                )
+            )
+        ],
+        "forget_feeds": [
+            case(
+                lambda client: scripts_of(client).forget_feeds(
+                    registry=FeedsKeys.of(client.keys).registry, grace_ms=1, feeds=[b"gone"]
+                )
+            )
+        ],
         "reserve_once": [
             of_mark("reserve_once", token=token, value="MARK-2", hold_ms=1000)
             for token in ("t", "other")

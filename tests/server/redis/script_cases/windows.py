@@ -77,7 +77,7 @@ def add(client: Client, *, most: int = 9, fast: bytes = b"", **target: Any) -> A
         window=WINDOW,
         key=b"k",
     )
-    return call.send(b'"ITEM-3"', b"i3", b"b2", fast)
+    return call.send(b'"ITEM-3"', b"i3", b"b2", fast, b"9")
 
 
 def close(client: Client, reason: str, **target: Any) -> Any:

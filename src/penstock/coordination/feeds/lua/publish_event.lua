@@ -11,11 +11,13 @@
 -- ARGV[7]  str     the event's own id, by which a repeat is recognised
 -- ARGV[8]  str     channel that gets a copy, '' for none
 -- ARGV[9]  str     the copy
+-- ARGV[10] int     1 if it may make a new feed
 --
 -- Also writes the fields `id:<event id>` and `of:<number>` of the state, of the latest events.
 --
 -- Returns  int  its number; if it was a repeat, that of the first
 --           -1  the feed has had its final event; nothing written
+--           -2  there is no such feed, and it may not make one; nothing written
 
 -- Include: time
 local REMEMBERED = 500
@@ -25,6 +27,7 @@ if tonumber(known[2] or nil) then return -1 end
 local latest = tonumber(known[3])
 if not latest then
   local last = redis.call('XREVRANGE', KEYS[1], '+', '-', 'COUNT', 1)[1]
+  if not last and ARGV[10] ~= '1' then return -2 end
   latest = last and string.match(last[1], '^%d+') or 0
 end
 local number = string.format('%.0f', latest + 1)

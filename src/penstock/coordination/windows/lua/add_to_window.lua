@@ -40,9 +40,11 @@
 -- ARGV[25] str   its id, '' for none
 -- ARGV[26] str   id of a new batch
 -- ARGV[27] str   id of the item's own batch if it is to go to the high lane at once, else ''
+-- ARGV[28] int   most windows with an open batch, 0 for any number
 --
 -- Returns  list  1 added, 2 it had been added, 3 it went to the high lane, 0 the queue is full and
---                nothing was stored, -1 there is no such partition; id of the batch, '' if it is
+--                nothing was stored, -1 there is no such partition, -2 as many batches are open
+--                as may be and nothing was stored; id of the batch, '' if it is
 --                closed; its items; id of a batch that was closed, or ''; length of the queue;
 --                jobs that had to go for it and are compressed, see `note_losses`
 
@@ -128,6 +130,11 @@ local fresh = ARGV[1] .. ARGV[26] .. ITEMS
 if size == 0 then
   local odd = fault_in('LIST', fresh)
   if odd then return odd end
+  local most_open = tonumber(ARGV[28])
+  if most_open > 0 and redis.call('ZCARD', KEYS[1]) >= most_open
+    and not redis.call('ZSCORE', KEYS[1], window) then
+    return {-2, '', 0, '', 0, {}}
+  end
 end
 local closed, length, packed = '', 0, {}
 local most, most_bytes, weight = tonumber(ARGV[19]), tonumber(ARGV[20]), #item + 1
