@@ -4,7 +4,7 @@ import socket
 
 import pytest
 
-from penstock.redis.address import is_loopback
+from penstock.hosts import is_loopback
 
 
 def network_address():

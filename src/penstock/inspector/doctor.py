@@ -9,9 +9,10 @@ import msgspec
 
 from penstock.clock import SYSTEM_CLOCK, Clock
 from penstock.errors import PermissionRefused, ServerError
+from penstock.hosts import is_loopback
 from penstock.inspector.former_namespace import find_former
 from penstock.inspector.key_scan import ScannedKey, is_guess, registered_queues, scan_keys
-from penstock.redis.address import Topology, is_loopback
+from penstock.redis.address import Topology
 from penstock.redis.client import Client
 from penstock.redis.connector import parse_version
 from penstock.redis.health import check_health, read_info

@@ -8,7 +8,6 @@ redis+cluster://[user:password@]host[:6379],…                         rediss+c
 
 from __future__ import annotations
 
-import ipaddress
 import ssl
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -23,7 +22,6 @@ __all__ = [
     "Credentials",
     "Endpoint",
     "Topology",
-    "is_loopback",
     "parse_address",
     "tls_context",
 ]
@@ -111,16 +109,6 @@ def parse_address(url: str, settings: Settings) -> Address:
         database=database,
         tls=tls,
     )
-
-
-def is_loopback(host: str) -> bool:
-    """Whether only this machine can be meant: by an address of it, or the name `localhost`."""
-    try:
-        address = ipaddress.ip_address(host)
-    except ValueError:
-        return host == "localhost"
-    mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
-    return (mapped or address).is_loopback
 
 
 def tls_context(settings: TlsSettings) -> ssl.SSLContext:

@@ -16,12 +16,12 @@ from penstock.errors import (
     UnprotectedServer,
     Unreachable,
 )
+from penstock.hosts import is_loopback
 from penstock.redis.address import (
     Address,
     Credentials,
     Endpoint,
     Topology,
-    is_loopback,
     parse_address,
     tls_context,
 )

@@ -3,7 +3,8 @@
 import pytest
 
 from penstock.errors import AddressError, SettingError
-from penstock.redis.address import Endpoint, Topology, is_loopback, parse_address
+from penstock.hosts import is_loopback
+from penstock.redis.address import Endpoint, Topology, parse_address
 from penstock.settings import Settings
 
 
