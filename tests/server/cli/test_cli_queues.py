@@ -87,6 +87,14 @@ def test_a_queue_from_its_first_job_to_its_end(shell):
     assert [line["name"] for line in shell.json("queue", "list")] == ["mail"]
 
 
+def test_the_status_says_how_many_fair_lanes_there_are_of_how_many(shell):
+    for group in ("ann", "bob"):
+        shell.ok("queue", "push", "mail", "{}", "--group", group)
+    assert "Fair lanes: 2 of 100,000" in shell.ok("queue", "status", "mail").splitlines()
+    found = shell.json("queue", "status", "mail")
+    assert (found["fair_lanes"], found["max_lanes"]) == (2, 100_000)
+
+
 def test_the_health_check_of_a_queue(shell, valkey_server):
     shell.ok("queue", "push", "rag:ingest:queue", '{"job_id": "a"}', "--side", "left")
     shell.ok("job", "send", "later", "--queue", "rag:ingest:queue", "--delay", "1h")
