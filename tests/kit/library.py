@@ -29,6 +29,7 @@ from penstock.settings import (
     EmbeddedSettings,
     QueueSettings,
     Settings,
+    SigningSettings,
     TableSettings,
     VectorSettings,
     WorkerSettings,
@@ -69,7 +70,14 @@ class Library:
     `beside` is another program on the same data, with a worker of its own.
     """
 
-    def __init__(self, home: Path, *, tables: str | None = None, **documents: Any) -> None:
+    def __init__(
+        self,
+        home: Path,
+        *,
+        tables: str | None = None,
+        signing: dict[str, str] | None = None,
+        **documents: Any,
+    ) -> None:
         self.home = home
         self.settings = Settings(
             home=str(home),
@@ -78,6 +86,7 @@ class Library:
             vectors=VectorSettings(linger_s=0.1),
             queues=QueueSettings(**QUICK),
             worker=WorkerSettings(grace_s=1.0, poll_s=0.2),
+            signing=SigningSettings(**(signing or {})),
             documents=DocumentSettings(**{"parsers": 1, **documents}),
         )
         self.app = Penstock(settings=self.settings)
