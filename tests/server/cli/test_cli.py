@@ -67,12 +67,19 @@ def environment(home):
     }
 
 
+WARNED = (
+    "penstock: warning: every user of this machine can read the password in --url; put it into a "
+    "file, and its path into PENSTOCK_PASSWORD_FILE"
+)
+
+
 def refused(done, code, *words):
     """One line on standard error that says what is wrong, nothing else, and the documented code."""
     assert done.stdout == ""
     assert done.returncode == code, done.stderr
-    assert done.stderr.startswith("penstock: ")
-    assert done.stderr.count("\n") == 1, done.stderr
+    lines = [line for line in done.stderr.splitlines() if line != WARNED]
+    assert len(lines) == 1, done.stderr
+    assert lines[0].startswith("penstock: ")
     for word in words:
         assert word in done.stderr
     return True
@@ -243,6 +250,38 @@ def test_a_wrong_password(penstock, start_server):
     url = f"redis://:{SECRET}@127.0.0.1:{server.port}"
     assert refused(penstock("--url", url, "workers"), 4, "WRONGPASS")
     assert refused(penstock("--url", f"redis://127.0.0.1:{server.port}", "doctor"), 4, "NOAUTH")
+
+
+def test_a_password_on_the_command_line_is_warned_of_once(penstock, start_server):
+    server = start_server(password=SECRET)
+    url = f"redis://:{SECRET}@127.0.0.1:{server.port}"
+    done = penstock("--url", url, "workers", "--json")
+    assert (done.returncode, json.loads(done.stdout)) == (0, [])
+    assert done.stderr == f"{WARNED}\n"
+    assert penstock("workers", PENSTOCK_URL=url).stderr == ""
+
+
+def test_a_password_is_not_sent_to_the_address_of_a_found_file(penstock, tmp_path, start_server):
+    server = start_server()
+    (tmp_path / "penstock.toml").write_text(f'url = "{server.url}"')
+    done = penstock("health", PENSTOCK_PASSWORD=SECRET)
+    assert refused(done, 3, "password is not sent to the url of", "name the file with --config")
+    (tmp_path / "penstock.toml").chmod(0o666)
+    assert refused(penstock("health"), 3, f"chmod go-w {tmp_path}/penstock.toml")
+
+
+def test_a_file_with_a_password_that_all_can_read_is_warned_of(penstock, tmp_path, start_server):
+    server = start_server(password=SECRET)
+    path = tmp_path / "penstock.toml"
+    path.write_text(f'url = "redis://127.0.0.1:{server.port}"\npassword = "{SECRET}"')
+    path.chmod(0o644)
+    done = penstock("workers")
+    assert (done.returncode, done.stdout) == (0, "no workers\n")
+    assert done.stderr.startswith(f"penstock: warning: configuration file {path} has secrets")
+    assert f"chmod 600 {path}" in done.stderr
+    assert SECRET not in done.stderr
+    path.chmod(0o600)
+    assert penstock("workers").stderr == ""
 
 
 def test_tls_where_there_is_none_and_the_other_way_round(penstock, valkey_server, tls_proxy):

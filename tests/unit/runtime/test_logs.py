@@ -8,6 +8,7 @@ import threading
 import time
 
 import pytest
+from tests.kit.secret_spellings import CANARY, SPELLINGS, planted
 
 from penstock.runtime.logs import SafeText, cleaned, configure
 from penstock.settings import LogSettings
@@ -298,3 +299,36 @@ def test_the_limiter_writes_once_from_many_threads(caplog) -> None:
     for thread in threads:
         thread.join()
     assert len(caplog.records) == 1
+
+
+# ---- secrets of all spellings
+
+
+@pytest.mark.parametrize("form", ["human", "json"])
+@pytest.mark.parametrize("text", planted(), ids=SPELLINGS)
+def test_no_line_has_a_secret_however_it_is_spelled(form, text) -> None:
+    stream = io.StringIO()
+    configure(LogSettings(format=form), stream)
+    extra = {"reply": text, "all": [{"body": text}]}
+    logger.error("%s", text, exc_info=raised(RuntimeError(text)), extra=extra)
+    assert CANARY not in stream.getvalue()
+
+
+def test_secrets_stay_if_the_settings_say_so_and_controls_never_do() -> None:
+    stream = io.StringIO()
+    configure(LogSettings(redact=False), stream)
+    logger.warning("password=%s\x1b", CANARY, extra={"token": CANARY})
+    assert f"password={CANARY}\\x1b token={CANARY}" in stream.getvalue()
+
+
+def test_http_clients_log_from_warnings_on_unless_they_have_a_level() -> None:
+    client, below = logging.getLogger("httpx"), logging.getLogger("httpcore")
+    levels = client.level, below.level
+    try:
+        client.setLevel(logging.NOTSET)
+        below.setLevel(logging.DEBUG)
+        configure(LogSettings(level="debug"), io.StringIO())
+        assert (client.level, below.level) == (logging.WARNING, logging.DEBUG)
+    finally:
+        client.setLevel(levels[0])
+        below.setLevel(levels[1])
