@@ -83,6 +83,7 @@ async def _judge(client: Client, node: Node, clock: Clock) -> list[Finding]:
         info = await read_info(node)
         findings = [
             *_judge_version(info),
+            *_judge_port(client, node, info),
             *_judge_memory(info),
             *_judge_persistence(info, await _setting(node, "save")),
             *await _judge_clock(node, clock),
@@ -335,6 +336,21 @@ def _judge_stores(client: Client) -> list[Finding]:
         Finding(check="stores", level="warning", message=message, fix=fix)
         for message, fix in exposed_stores(client.settings)
     ]
+
+
+def _judge_port(client: Client, node: Node, info: dict[str, str]) -> Iterator[Finding]:
+    """A server that we reach by a socket may listen on a TCP port, too."""
+    port = info.get("tcp_port", "0")
+    if not node.endpoint.path or port == "0":
+        return
+    embedded = client.embedded
+    if (embedded.password() if embedded else client.address.credentials.password) is None:
+        yield Finding(
+            check="access",
+            level="warning",
+            message=f"its TCP port {port} has no password: everyone who reaches it may use it",
+            fix="restart it, so that it gets one: penstock server stop" if embedded else "",
+        )
 
 
 async def _setting(node: Node, name: str) -> str | None:

@@ -11,11 +11,9 @@ small, so this module imports little, of the standard library alone.
 
 from __future__ import annotations
 
-import errno
 import fcntl
 import json
 import os
-import stat
 import subprocess
 import sys
 import time
@@ -24,9 +22,10 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from penstock.processes.home import open_own
+
 __all__ = ["Daemon", "DaemonRefused", "Deadline", "command_of", "holder_pid", "is_held"]
-__all__ += ["make_home", "open_lock", "program_of", "run_daemon", "socket_path", "start_daemon"]
-__all__ += ["try_lock"]
+__all__ += ["open_lock", "program_of", "run_daemon", "start_daemon", "try_lock"]
 
 ANOTHER_IS_FASTER = 3
 """Exit code of a daemon that finds another one at work."""
@@ -37,41 +36,9 @@ _POLL_S = 0.01
 _OTHERS_TEST_S = 1.0
 _LARGEST_LOG = 1024 * 1024
 _LONGEST_PID = 10
-# The path of a unix socket must fit into 108 bytes (104 on macOS), with its final NUL.
-_LONGEST_PATH = 100
-
-
-# ---- data directories and their sockets
-
-
-def socket_path(home: Path, name: str) -> str:
-    """The socket of a data directory: in it, or below /tmp where that path is too long.
-
-    It depends on the data directory alone, not on TMPDIR: every process must find it.
-    """
-    path = str(home / name)
-    if len(os.fsencode(path)) <= _LONGEST_PATH:
-        return path
-    import hashlib  # noqa: PLC0415  a keeper should start in milliseconds
-
-    digest = hashlib.sha256(os.fsencode(path)).hexdigest()[:16]
-    return f"/tmp/penstock-{os.getuid()}/{digest}.sock"  # noqa: S108
-
-
-def make_home(home: Path, path: str) -> None:
-    """Make a data directory and its socket's folder, for this user alone, or raise OSError."""
-    folder = Path(path).parent
-    try:
-        home.mkdir(mode=0o700, parents=True, exist_ok=True)
-        folder.mkdir(mode=0o700, exist_ok=True)
-    except FileExistsError as error:
-        raise NotADirectoryError(errno.ENOTDIR, f"{error.filename} is not a directory") from None
-    facts = folder.lstat()
-    if folder != home and not (
-        stat.S_ISDIR(facts.st_mode) and facts.st_uid == os.getuid() and not facts.st_mode & 0o77
-    ):
-        # In /tmp, where all users may write, another user's server must not pass for ours.
-        raise PermissionError(errno.EPERM, f"{folder} must be a directory of this user alone")
+# A daemon outlives its starter, so it gets only what it needs of the environment: no secrets.
+_KEPT_VARIABLES = frozenset({"PATH", "HOME", "LANG", "TZ", "TMPDIR"})
+_KEPT_PREFIXES = ("LC_", "LD_", "DYLD_", "MALLOC_", "RUST_")
 
 
 # ---- locks
@@ -79,7 +46,7 @@ def make_home(home: Path, path: str) -> None:
 
 def open_lock(path: Path) -> int:
     """Open a lock file, for this user alone, or raise OSError."""
-    return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    return open_own(path, os.O_RDWR | os.O_CREAT)
 
 
 def try_lock(descriptor: int, kind: int) -> bool:
@@ -94,7 +61,7 @@ def try_lock(descriptor: int, kind: int) -> bool:
 def is_held(path: Path, kind: int = fcntl.LOCK_SH) -> bool:
     """Whether a process holds a lock. Testing takes it for a moment, shared by default."""
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        descriptor = open_own(path, os.O_RDONLY)
     except (FileNotFoundError, NotADirectoryError):
         return False
     try:
@@ -107,7 +74,11 @@ def holder_pid(path: Path) -> int | None:
     """The process id in a held lock; it may be older than the holder."""
     if not is_held(path):
         return None
-    text = path.read_bytes()[:_LONGEST_PID]
+    descriptor = open_own(path, os.O_RDONLY)
+    try:
+        text = os.read(descriptor, _LONGEST_PID)
+    finally:
+        os.close(descriptor)
     return int(text) if text.isdigit() else None
 
 
@@ -174,20 +145,24 @@ def start_daemon(
     config: Mapping[str, Any],
     *,
     timeout_s: float,
-    environ: Mapping[str, str] | None = None,
-    cwd: str | None = None,
 ) -> bool:
     """Start a daemon, which holds its lock when this returns; False if another was faster.
 
-    DaemonRefused if it ends with an error; OSError and subprocess.TimeoutExpired as `run` does.
+    It gets neither our working directory nor secrets of our environment; `config` is an argument,
+    which all users of the machine can see. DaemonRefused if it ends with an error; OSError and
+    subprocess.TimeoutExpired as `run` does.
     """
     done = subprocess.run(  # noqa: S603
         command_of(program, config),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
-        env=environ,
-        cwd=cwd,
+        env={
+            name: value
+            for name, value in os.environ.items()
+            if name in _KEPT_VARIABLES or name.startswith(_KEPT_PREFIXES)
+        },
+        cwd="/",
         timeout=timeout_s,
         check=False,
     )
@@ -228,7 +203,7 @@ class Daemon(ABC):
         """Continue in a forked child with a session of its own, with the locks and sockets."""
         if self.log.is_file() and self.log.stat().st_size > _LARGEST_LOG:
             self.log.replace(self.log.with_suffix(".log.old"))
-        output = os.open(self.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        output = open_own(self.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         if os.fork():
             os._exit(0)
         os.pwrite(self.lock, str(os.getpid()).encode(), 0)
@@ -242,7 +217,7 @@ class Daemon(ABC):
     def still_ours(self) -> bool:
         """Whether our lock is still the file that others test."""
         try:
-            present = self.lock_path.stat()
+            present = self.lock_path.lstat()
         except OSError:
             return False
         return os.path.samestat(present, os.fstat(self.lock))
@@ -256,6 +231,7 @@ def run_daemon(make: Callable[[], Daemon]) -> int:
             return ANOTHER_IS_FASTER
         daemon.detach()
     except OSError as error:
-        print(error.strerror, file=sys.stderr)  # noqa: T201  the starter reads it
+        what = f"{error.filename}: {error.strerror}" if error.filename else error.strerror
+        print(what, file=sys.stderr)  # noqa: T201  the starter reads it
         return 1
     return daemon.run()

@@ -57,6 +57,8 @@ class Endpoint:
     host: str = ""
     port: int = 0
     path: str = ""
+    own: bool = False
+    """Whether the server at this socket must be a process of this user, as the embedded one is."""
 
     def __str__(self) -> str:
         host = f"[{self.host}]" if ":" in self.host else self.host

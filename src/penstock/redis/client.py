@@ -70,9 +70,11 @@ class Client:
     the server said that it did nothing (a moved slot, a forgotten script).
     """
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, *, visits: bool = False) -> None:
+        """With `visits` an embedded server is neither started nor counted as used."""
         self.settings = settings
         self.embedded: Embedded | None = None
+        self._visits = visits
         if settings.url is None:
             # What starts processes takes a while to import, and most programs have an address.
             from penstock.redis.embedded.server import Embedded  # noqa: PLC0415
@@ -87,7 +89,7 @@ class Client:
         self.substituted: Callable[[Script], Script] = _unchanged
         """The script to run in place of another; tests set it."""
         self.counters = Counters()
-        self._connector = Connector(self.address, settings, self.embedded)
+        self._connector = Connector(self.address, settings, self.embedded, visits=visits)
         self._map: NodeMap | None = None
         self._cluster: ClusterMap | None = None
         self._made: list[Node] = []
@@ -124,7 +126,7 @@ class Client:
         self._map = self._make_map()
         try:
             self._connector.check_files()
-            if self.embedded is not None:
+            if self.embedded is not None and not self._visits:
                 await asyncio.to_thread(self.embedded.attach)
             await (await self._map.node(None)).wire(Role.DEFAULT)
         except BaseException:
@@ -287,7 +289,11 @@ class Client:
             await opened[1].aclose()  # its server is no primary any more
         if self._redis_py is None:
             made = redis_py_client(
-                self.address, places[0], self.settings, self._connector.credentials
+                self.address,
+                places[0],
+                self.settings,
+                self._connector.credentials,
+                self.embedded,
             )
             self._redis_py = (places[0], made)
         return self._redis_py[1]

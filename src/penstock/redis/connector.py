@@ -38,13 +38,21 @@ class Connector:
     """Knows how to connect to the servers of one address.
 
     Certificates and a password's file are read each time, so that rotated ones count without
-    a restart. An embedded server that has gone is started again.
+    a restart. An embedded server that has gone is started again, unless it is only visited.
     """
 
-    def __init__(self, address: Address, settings: Settings, embedded: Embedded | None) -> None:
+    def __init__(
+        self,
+        address: Address,
+        settings: Settings,
+        embedded: Embedded | None,
+        *,
+        visits: bool = False,
+    ) -> None:
         self._address = address
         self._settings = settings
         self._embedded = embedded
+        self._visits = visits
         self.server_version: tuple[int, ...] = (0,)
         """Version of the server that was connected to last."""
 
@@ -56,15 +64,15 @@ class Connector:
     async def connect(self, endpoint: Endpoint) -> Wire:
         """Open a connection to a server that does the work."""
         try:
-            wire = await self._open(endpoint, self.credentials(), self._address.database)
+            wire = await self._open_present(endpoint)
         except Unreachable:
-            if self._embedded is None:
+            if self._embedded is None or self._visits:
                 raise
             try:
                 await asyncio.to_thread(self._embedded.ensure_running)
             except EmbeddedError as error:
                 raise Unreachable(str(error)) from error
-            wire = await self._open(endpoint, self.credentials(), self._address.database)
+            wire = await self._open_present(endpoint)
         if error := self._mismatch(wire):
             wire.abort("it is not the server that was meant")
             raise error
@@ -78,6 +86,12 @@ class Connector:
             wire.abort("it is not the server that was meant")
             raise AddressError(f"{endpoint} is not a sentinel")
         return wire
+
+    async def _open_present(self, endpoint: Endpoint) -> Wire:
+        """Open a connection; the embedded server may have started anew at another socket."""
+        if self._embedded is not None:
+            endpoint = self._embedded.endpoint
+        return await self._open(endpoint, self.credentials(), self._address.database)
 
     async def _open(self, endpoint: Endpoint, credentials: Credentials, database: int) -> Wire:
         timeouts = self._settings.timeouts
@@ -111,6 +125,11 @@ class Connector:
 
     def credentials(self) -> Credentials:
         """Those of the moment; AuthenticationFailed if the password's file cannot be read."""
+        if self._embedded is not None:
+            try:
+                return self._embedded.credentials()
+            except EmbeddedError as error:
+                raise AuthenticationFailed(str(error)) from None
         if self._settings.url is None or self._settings.password_file is None:
             return self._address.credentials
         try:

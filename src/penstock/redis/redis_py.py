@@ -12,6 +12,8 @@ from penstock.settings import Settings
 if TYPE_CHECKING:
     from redis.asyncio import Redis
 
+    from penstock.redis.embedded.server import Embedded
+
 __all__ = ["redis_py_client"]
 
 
@@ -20,6 +22,7 @@ def redis_py_client(
     endpoint: Endpoint,
     settings: Settings,
     credentials: Callable[[], Credentials],
+    embedded: Embedded | None,
 ) -> Redis:
     """Build a client that, like ours, sends every command once.
 
@@ -50,7 +53,7 @@ def redis_py_client(
             return self.get_credentials()
 
     now = address.credentials
-    is_known = now.username or now.password is not None
+    is_known = now.username or now.password is not None or embedded is not None
     options: dict[str, Any] = {
         "credential_provider": Current() if is_known else None,
         "db": address.database,
@@ -60,7 +63,11 @@ def redis_py_client(
         "max_connections": settings.pools.pubsub,
         "timeout": settings.pools.wait_s,
     }
-    if endpoint.path:
+    if embedded is not None:
+        from penstock.redis.embedded.redis_py import EmbeddedConnection  # noqa: PLC0415
+
+        options |= {"connection_class": EmbeddedConnection, "embedded": embedded}
+    elif endpoint.path:
         options |= {"connection_class": UnixDomainSocketConnection, "path": endpoint.path}
     else:
         options |= {

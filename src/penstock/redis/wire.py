@@ -28,6 +28,8 @@ from penstock.errors import (
     ServerError,
     Unreachable,
 )
+from penstock.processes.home import NotOurs
+from penstock.processes.peer import open_own_connection
 from penstock.redis.address import Credentials, Endpoint
 from penstock.redis.error_mapping import refusal
 from penstock.redis.handshake import handshake, not_opened, read_handshake
@@ -355,12 +357,17 @@ class Wire(asyncio.Protocol):
     async def _connect(self, tls: ssl.SSLContext | None) -> None:
         place = self.endpoint
         try:
-            if place.path:
+            if place.own:
+                connection = await open_own_connection(self._loop, place.path)
+                await self._loop.create_unix_connection(lambda: self, sock=connection)
+            elif place.path:
                 await self._loop.create_unix_connection(lambda: self, place.path)
             else:
                 await self._loop.create_connection(lambda: self, place.host, place.port, ssl=tls)
         except ssl.SSLError:
             raise
+        except NotOurs as error:
+            raise Unreachable(f"{place}: {error.strerror}") from error
         except ValueError as error:  # a host name that none can be, a path with a zero byte
             raise Unreachable(f"{place}: {error}") from error
 

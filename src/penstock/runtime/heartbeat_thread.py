@@ -8,15 +8,13 @@ import logging
 import random
 import threading
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Final
-from urllib.parse import quote
 
 from penstock.errors import ServerError
 from penstock.redis.client import Client
 from penstock.runtime.service import Service
 from penstock.runtime.waiting import retry_delay_s
-from penstock.settings import Settings
 from penstock.throttled_log import RateLimitedLog
 
 __all__ = ["Beat", "HeartbeatThread"]
@@ -112,7 +110,7 @@ class HeartbeatThread(Service):
 
     async def _beat_until_stopped(self) -> None:
         own, end = asyncio.get_running_loop(), asyncio.Event()
-        client, opening = Client(self._settings()), asyncio.Lock()
+        client, opening = Client(self._client.settings, visits=True), asyncio.Lock()
         self._connect = lambda: _opened(client, opening)
         try:
             # A beat that fails with anything but the server is a defect: it ends the worker.
@@ -178,13 +176,6 @@ class HeartbeatThread(Service):
             self._over = True
             if self._loop is not None and self._end is not None:
                 self._loop.call_soon_threadsafe(self._end.set)
-
-    def _settings(self) -> Settings:
-        """Those of the worker; its embedded server is only visited, not attached to."""
-        settings = self._client.settings
-        if self._client.embedded is None:
-            return settings
-        return replace(settings, url=f"unix://{quote(self._client.embedded.endpoint.path)}")
 
 
 async def _opened(client: Client, opening: asyncio.Lock) -> Client:

@@ -93,10 +93,11 @@ class EmbeddedSettings(Group):
     linger_s: Annotated[float, Meta(ge=0, le=86_400)] = 3.0
     """How long the server runs after its last user has left."""
     port: Annotated[int, Meta(ge=0, le=65_535)] = 0
-    """0: no TCP port, the unix socket only. A port listens on 127.0.0.1."""
+    """0: no TCP port, the unix socket only. A port listens on 127.0.0.1, with a password."""
     appendfsync: Literal["everysec", "always", "no"] = "everysec"
-    maxmemory: Annotated[str, Meta(pattern=r"^\d+(b|kb?|mb?|gb?)?$")] = "0"
-    """`0` for no limit, or as in `512mb`. Nothing is evicted."""
+    maxmemory: Annotated[str, Meta(pattern=r"^(\d+(b|kb?|mb?|gb?)?|([1-9]\d?|100)%)$")] = "50%"
+    """As in `512mb`, or a share of the memory of the machine or control group, then at least 64 MB;
+    `0` for no limit. Nothing is evicted: a full server refuses to store more."""
     jemalloc: bool = True
     """Use jemalloc where the system has it: it needs less processor time."""
 

@@ -27,7 +27,7 @@ def open_tables(settings: Settings) -> Tables:
     """
     tables = settings.tables
     if tables.url is None:
-        return SqliteTables(settings.home_path / _FILE, wait_s=tables.wait_s)
+        return SqliteTables(settings.home_path / _FILE, wait_s=tables.wait_s, in_home=True)
     scheme = tables.url.partition(":")[0].lower()
     if scheme == "sqlite":
         return SqliteTables(_path_in(tables.url), wait_s=tables.wait_s)

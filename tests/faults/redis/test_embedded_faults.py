@@ -87,7 +87,7 @@ def small_disk():
         pytest.skip("mounting a file system needs root on Linux")
     with tempfile.TemporaryDirectory(prefix="penstock-disk-") as folder:
         mounted = subprocess.run(
-            ["mount", "-t", "tmpfs", "-o", "size=3m", "tmpfs", folder], check=False
+            ["mount", "-t", "tmpfs", "-o", "size=3m,mode=700", "tmpfs", folder], check=False
         )
         if mounted.returncode != 0:
             pytest.skip("this machine lets nobody mount a file system")

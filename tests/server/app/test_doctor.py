@@ -5,7 +5,8 @@ import pytest
 from penstock import Penstock, Settings
 from penstock.inspector.doctor import _judge_version
 from penstock.inspector.growth import MANY
-from penstock.settings import TableSettings
+from penstock.settings import EmbeddedSettings, TableSettings
+from penstock.testing.servers import free_port
 from penstock.topics.storage.keys import PartitionKeys, TopicKeys
 
 
@@ -191,3 +192,22 @@ async def test_a_database_that_others_on_the_way_could_read_is_a_warning(start_s
     assert "db.invalid" in finding.message
     assert "sslmode=verify-full" in finding.fix
     assert "secret" not in str(finding)
+
+
+@pytest.mark.parametrize("by", ["the network", "a socket"])
+async def test_a_port_without_a_password_is_a_warning_also_on_this_machine(start_server, by):
+    server = start_server()
+    url = server.url if by == "a socket" else f"redis://127.0.0.1:{server.port}"
+    async with Penstock(settings=Settings(url=url)) as app:
+        diagnosis = await app.doctor()
+    [access] = of(diagnosis, "access")
+    assert (access.level, diagnosis.sound) == ("warning", True)
+    assert "no password" in access.message
+    assert str(server.port) in access.message
+
+
+async def test_the_port_of_the_embedded_server_has_a_password(tmp_path):
+    embedded = EmbeddedSettings(port=free_port(), linger_s=0.1)
+    settings = Settings(home=str(tmp_path / "home"), embedded=embedded)
+    async with Penstock(settings=settings) as app:
+        assert of(await app.doctor(), "access") == []

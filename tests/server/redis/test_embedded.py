@@ -138,7 +138,7 @@ def test_it_listens_on_a_port_of_this_machine_if_asked_to(embed):
     port = free_port()
     embedded = embed(port=port, maxmemory="64mb", appendfsync="always")
     embedded.attach()
-    with RespClient(("127.0.0.1", port)) as client:
+    with RespClient(("127.0.0.1", port), password=embedded.password()) as client:
         assert client.call("CONFIG", "GET", "bind")[1] == "127.0.0.1"
         assert client.call("CONFIG", "GET", "maxmemory")[1] == str(64 * 1024 * 1024)
         assert client.call("CONFIG", "GET", "appendfsync")[1] == "always"

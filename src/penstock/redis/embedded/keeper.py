@@ -33,12 +33,16 @@ from pathlib import Path
 from typing import Any
 
 from penstock.processes.daemon import Daemon, open_lock, run_daemon, try_lock
+from penstock.processes.home import note_socket
 from penstock.processes.in_child import signal_at_parents_end
+from penstock.redis.embedded.connection import connect
+from penstock.redis.embedded.password import password_of
 
 if sys.platform == "linux":
     # Children need it before they start the server, also when Python was removed meanwhile.
     import ctypes  # noqa: F401  # pyright: ignore[reportUnusedImport]
 
+SOCKET = "valkey.sock"
 BEGINNING = "keeper begins"
 """First line of each keeper in the log."""
 GIVING_UP = "keeper gives up"
@@ -62,6 +66,7 @@ class Keeper(Daemon):
         self.socket = Path(config["socket"])
         self.command: list[str] = config["command"]
         self.preload: str = config.get("preload", "")
+        self.has_password = bool(config.get("password"))
         self.linger_s = float(config["linger_s"])
         self.syncs = bool(config["syncs"])
         self.synced: dict[Path, int] = {}
@@ -73,10 +78,11 @@ class Keeper(Daemon):
         self.orphan: socket.socket | None = None
 
     def on_lock_taken(self) -> None:
+        note_socket(self.home, SOCKET, str(self.socket))
         # A server that still runs has lost its keeper and is about to end. No user may take it for
         # ours: from now on only the connection that shuts it down can reach it.
         with suppress(OSError):
-            self.orphan = _connect(self.socket)
+            self.orphan = self._connect()
         self.socket.unlink(missing_ok=True)
 
     def run(self) -> int:
@@ -144,22 +150,31 @@ class Keeper(Daemon):
         return True
 
     def _tell_server(self, command: str) -> None:
-        with suppress(OSError), _connect(self.socket) as server:
+        with suppress(OSError), self._connect() as server:
             server.sendall(f"{command}\r\n".encode())
             server.recv(64)
+
+    def _connect(self) -> socket.socket:
+        return connect(self.home, str(self.socket), timeout_s=1)
 
     def _start(self, preload: str) -> subprocess.Popen[bytes]:
         keeper, environ, linux = os.getpid(), dict(os.environ), sys.platform == "linux"
         if preload:
             environ["LD_PRELOAD"] = f"{environ.get('LD_PRELOAD', '')} {preload}".strip()
-        return subprocess.Popen(  # noqa: S603
-            self.command,
-            stdin=subprocess.DEVNULL,
+        program, *options = self.command
+        server = subprocess.Popen(  # noqa: S603
+            # The password is read from the standard input: arguments are visible to all users.
+            [program, "-", *options] if self.has_password else self.command,
+            stdin=subprocess.PIPE if self.has_password else subprocess.DEVNULL,
             env=environ,
             pass_fds=(self.server_lock,),
             # Safe before exec: this program has one thread.
             preexec_fn=partial(signal_at_parents_end, keeper, signal.SIGTERM) if linux else None,
         )
+        if server.stdin is not None:
+            with suppress(BrokenPipeError), server.stdin:
+                server.stdin.write(f"requirepass {password_of(self.home)}\n".encode())
+        return server
 
     def _watch(self, server: subprocess.Popen[bytes]) -> None:
         """Return when the server has ended, or `stopping` is set: by a signal, or when unused.
@@ -178,12 +193,14 @@ class Keeper(Daemon):
                 server.kill()  # a regular shutdown would remove the socket, perhaps a successor's
                 self.stopping = True
                 return
-            if self.socket.exists():
+            if os.path.lexists(self.socket):
                 listened_at = now
             elif now - listened_at > _NO_SOCKET_S:
                 _note("the socket was removed")
                 server.terminate()  # no user can reach it; the next one starts it again
-            if (self.home / "pinned").exists() or not try_lock(self.users_lock, fcntl.LOCK_EX):
+            if os.path.lexists(self.home / "pinned") or not try_lock(
+                self.users_lock, fcntl.LOCK_EX
+            ):
                 unused_since = None
                 continue
             unused_since = unused_since or now
@@ -245,17 +262,6 @@ def _sync_file(path: Path) -> None:
             os.fsync(descriptor)
     finally:
         os.close(descriptor)
-
-
-def _connect(path: Path) -> socket.socket:
-    connection = socket.socket(socket.AF_UNIX)
-    try:
-        connection.settimeout(1)
-        connection.connect(str(path))
-    except OSError:
-        connection.close()
-        raise
-    return connection
 
 
 def _note(text: str) -> None:

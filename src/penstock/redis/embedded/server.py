@@ -9,8 +9,9 @@ import fcntl
 import os
 import re
 import shutil
-import socket
 import subprocess
+from collections.abc import Generator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,16 +21,18 @@ from penstock.processes.daemon import (
     Deadline,
     holder_pid,
     is_held,
-    make_home,
     open_lock,
     program_of,
-    socket_path,
     start_daemon,
     try_lock,
 )
-from penstock.redis.address import Endpoint
+from penstock.processes.home import NotOurs, check_home, make_home, open_own, socket_path
+from penstock.processes.memory import memory_limit
+from penstock.redis.address import Credentials, Endpoint
 from penstock.redis.embedded import keeper
 from penstock.redis.embedded.binary import allocator_of, find_jemalloc, valkey_binary
+from penstock.redis.embedded.connection import connect
+from penstock.redis.embedded.password import FILE, password_of, read_password
 from penstock.settings import EmbeddedSettings
 
 __all__ = ["Embedded", "EmbeddedStatus"]
@@ -45,7 +48,9 @@ _COURTESY_S = 3.0
 _TESTING_S = 1.0
 _FULL_DISK = 256 * 1024
 _LOADING = b"-LOADING"
-_PID = re.compile(rb"\nprocess_id:(\d+)\r")
+_PROCESS = re.compile(rb"\nprocess_id:(\d+)\r[\s\S]*\ntcp_port:(\d+)\r")
+_LEAST_MEMORY = 64 * 1024 * 1024
+_LONGEST_LOG = 4 * 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +65,8 @@ class EmbeddedStatus:
     pinned: bool
     allocator: str = ""
     """The server's memory allocator, `jemalloc` or `libc`; empty if not known."""
+    port: int = 0
+    """Its TCP port on 127.0.0.1; 0 if it has none."""
 
 
 class Embedded:
@@ -67,11 +74,13 @@ class Embedded:
 
     Thread-safe. Every call blocks: use a thread when a loop is running. A forked child counts as a
     user, too, until it ends.
+
+    Nothing is sent to a server of another user, or in a directory that others may write to:
+    `StartFailed` says what to type.
     """
 
     def __init__(self, home: Path, settings: EmbeddedSettings) -> None:
         self.home = home
-        self.socket = socket_path(home, "valkey.sock")
         self._settings = settings
         # The descriptors by which we count as a user. Without a lock, which a fork could leave held
         # for ever: append and pop are atomic.
@@ -79,8 +88,26 @@ class Embedded:
         self._detachments = 0
 
     @property
+    def socket(self) -> str:
+        return socket_path(self.home, keeper.SOCKET)
+
+    @property
     def endpoint(self) -> Endpoint:
-        return Endpoint(path=self.socket)
+        return Endpoint(path=self.socket, own=True)
+
+    def credentials(self) -> Credentials:
+        """What the server wants to know from a user, if it listens on a TCP port."""
+        return Credentials(password=self.password())
+
+    def password(self) -> str | None:
+        """The password of the server's TCP port, None if it never had one."""
+        with self._usable(FILE):
+            return read_password(self.home)
+
+    def url(self, port: int) -> str:
+        """The address of this TCP port of the server, with the password."""
+        password = self.password()
+        return f"redis://{f':{password}@' if password else ''}127.0.0.1:{port}"
 
     def attach(self) -> None:
         """Count as a user, and start the server unless it runs. May be called twice."""
@@ -115,16 +142,17 @@ class Embedded:
 
     def status(self) -> EmbeddedStatus:
         """Read the state without starting or changing anything."""
-        is_running = bool(_reply(self.socket))
-        pid = _server_pid(self.socket) if is_running else None
+        is_running = bool(self._reply())
+        pid, port = self._process() if is_running else (None, 0)
         return EmbeddedStatus(
             running=is_running,
             home=str(self.home),
             socket=self.socket,
             keeper_pid=self._keeper_pid(),
             in_use=self._held("users.lock", fcntl.LOCK_EX),
-            pinned=(self.home / "pinned").exists(),
+            pinned=os.path.lexists(self.home / "pinned"),
             allocator="" if pid is None else allocator_of(pid),
+            port=port,
         )
 
     def pin(self) -> None:
@@ -139,6 +167,8 @@ class Embedded:
         """
         if not self.home.is_dir():
             return False
+        with self._usable():
+            check_home(self.home)
         users = self._open("users.lock")
         try:
             # Held until the end, so that new users wait for it.
@@ -187,12 +217,12 @@ class Embedded:
 
     def _ready(self) -> bool:
         """Whether the server has a keeper and answers, with anything but LOADING."""
-        reply = _reply(self.socket)
+        reply = self._reply()
         return bool(reply) and not reply.startswith(_LOADING) and self._held("keeper.lock")
 
     def _ends(self, *, force: bool) -> bool:
         """Send SHUTDOWN; whether the server and its keeper have ended."""
-        if _reply(self.socket, b"SHUTDOWN") == b"" and force:
+        if self._reply(b"SHUTDOWN") == b"" and force:
             # Its users may start another at once: that one is not to be stopped.
             keeper_ends = Deadline(_ANSWER_S)
             keeper_ends.until(lambda: not self._held("server.lock"))
@@ -205,31 +235,41 @@ class Embedded:
         return Deadline(self._settings.start_timeout_s, lambda: self._detachments == detachments)
 
     def _make_home(self) -> None:
-        try:
+        with self._usable():
             make_home(self.home, self.socket)
-        except OSError as error:
-            raise StartFailed(f"data directory {self.home}: {error.strerror}") from None
+            for folder in self.home.glob("appendonlydir"):
+                check_home(folder)
 
     def _open(self, name: str) -> int:
-        try:
+        with self._usable(name):
             return open_lock(self.home / name)
-        except OSError as error:
-            raise StartFailed(f"data directory {self.home}: {name}: {error.strerror}") from None
 
     def _held(self, name: str, kind: int = fcntl.LOCK_SH) -> bool:
-        try:
+        with self._usable(name):
             return is_held(self.home / name, kind)
-        except OSError as error:
-            raise StartFailed(f"data directory {self.home}: {name}: {error.strerror}") from None
 
     def _keeper_pid(self) -> int | None:
-        return holder_pid(self.home / "keeper.lock")
+        with self._usable("keeper.lock"):
+            return holder_pid(self.home / "keeper.lock")
+
+    @contextmanager
+    def _usable(self, name: str = "") -> Generator[None]:
+        """Raise StartFailed where the data directory, or this file in it, cannot be used."""
+        try:
+            yield
+        except OSError as error:
+            what = f"{name}: {error.strerror}" if name else error.strerror
+            raise StartFailed(f"data directory {self.home}: {what}") from None
 
     def _start_keeper(self) -> bool:
         """Start a keeper, which holds its lock when this returns; False if another was faster."""
+        if has_port := self._settings.port != 0:
+            with self._usable(FILE):
+                password_of(self.home)
         config = {
             "home": str(self.home),
             "socket": self.socket,
+            "password": has_port,
             "linger_s": self._settings.linger_s,
             "syncs": self._settings.appendfsync == "everysec",
             "log": str(self.home / "valkey.log"),
@@ -254,14 +294,21 @@ class Embedded:
             # The keeper syncs every second; its module explains why.
             "appendfsync": "always" if self._settings.appendfsync == "always" else "no",
             "save": "",
-            "maxmemory": self._settings.maxmemory,
+            "maxmemory": self._max_memory(),
             "maxmemory-policy": "noeviction",
         }
         return [str(valkey_binary()), *(part for o, v in options.items() for part in (f"--{o}", v))]
 
+    def _max_memory(self) -> str:
+        """The setting in the server's words."""
+        text = self._settings.maxmemory
+        if not text.endswith("%"):
+            return text
+        return str(max(_LEAST_MEMORY, memory_limit() * int(text[:-1]) // 100))
+
     def _why_it_is_late(self) -> str:
         what = f"the embedded server in {self.home} did not answer in time"
-        if (_reply(self.socket) or b"").startswith(_LOADING):
+        if (self._reply() or b"").startswith(_LOADING):
             return f"{what}: it is still reading its data (setting embedded.start_timeout_s)"
         if pid := self._keeper_pid():
             return f"{what}: is it frozen? Its keeper is process {pid}"
@@ -272,9 +319,7 @@ class Embedded:
         what = f"the embedded server in {self.home} ended right after its start"
         if shutil.disk_usage(self.home).free < _FULL_DISK:
             return f"{what}: the disk is full"
-        log = self.home / "valkey.log"
-        text = log.read_text(errors="replace") if log.is_file() else ""
-        text = text.rpartition(keeper.BEGINNING)[2]
+        text = self._log().rpartition(keeper.BEGINNING)[2]
         if keeper.GIVING_UP not in text:
             return None
         lines = text.partition(keeper.GIVING_UP)[0].strip().splitlines()
@@ -282,31 +327,37 @@ class Embedded:
         marked = [line.partition(" # ")[2] for line in lines if " # " in line]
         return f"{what}: {(marked or lines)[-1]}"
 
+    def _log(self) -> str:
+        """The end of the log."""
+        try:
+            with os.fdopen(open_own(self.home / "valkey.log", os.O_RDONLY), "rb") as log:
+                log.seek(max(0, os.fstat(log.fileno()).st_size - _LONGEST_LOG))
+                return log.read().decode(errors="replace")
+        except OSError:
+            return ""
 
-def _server_pid(path: str) -> int | None:
-    """The server's process id, from INFO; None if it does not answer."""
-    reply = b""
-    try:
-        with socket.socket(socket.AF_UNIX) as connection:
-            connection.settimeout(_ANSWER_S)
-            connection.connect(path)
-            connection.sendall(b"INFO server\r\n")
-            while not (pid := _PID.search(reply)):
-                if not (more := connection.recv(4096)):
-                    return None
-                reply += more
-    except OSError:
-        return None
-    return int(pid[1])
+    def _process(self) -> tuple[int | None, int]:
+        """The server's process id and TCP port, from INFO; None if it does not answer."""
+        reply = b""
+        try:
+            with connect(self.home, self.socket, timeout_s=_ANSWER_S) as connection:
+                connection.sendall(b"INFO server\r\n")
+                while not (found := _PROCESS.search(reply)):
+                    if not (more := connection.recv(4096)):
+                        return None, 0
+                    reply += more
+        except OSError:
+            return None, 0
+        return int(found[1]), int(found[2])
 
-
-def _reply(path: str, command: bytes = b"PING") -> bytes | None:
-    """The server's reply, empty if it hung up, None if it does not answer."""
-    try:
-        with socket.socket(socket.AF_UNIX) as connection:
-            connection.settimeout(_ANSWER_S)
-            connection.connect(path)
-            connection.sendall(command + b"\r\n")
-            return connection.recv(256)
-    except OSError:
-        return None
+    def _reply(self, command: bytes = b"PING") -> bytes | None:
+        """The server's reply, empty if it hung up, None if it does not answer."""
+        try:
+            with connect(self.home, self.socket, timeout_s=_ANSWER_S) as connection:
+                connection.sendall(command + b"\r\n")
+                return connection.recv(256)
+        except NotOurs:
+            with self._usable():
+                raise
+        except OSError:
+            return None

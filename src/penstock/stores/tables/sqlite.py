@@ -18,6 +18,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from penstock.errors import StoreAway, StoreError, StoreFull
+from penstock.processes.home import NotOurs, make_home, open_own
 from penstock.stores.tables.port import Row, Value
 from penstock.stores.tables.work_queue import QueuedWork, ThreadedTables, WorkQueue, WorkQueues
 
@@ -61,22 +62,27 @@ _making = threading.Lock()
 
 
 class SqliteTables(ThreadedTables):
-    """Tables in the file at `path`; both are made if missing, for the user alone."""
+    """Tables in the file at `path`; both are made if missing, for the user alone.
 
-    def __init__(self, path: Path, *, wait_s: float) -> None:
+    With `in_home` its folder is a data directory, which other users must not control.
+    """
+
+    def __init__(self, path: Path, *, wait_s: float, in_home: bool = False) -> None:
         super().__init__()
-        self.path, self.wait_s = path, wait_s
+        self.path, self.wait_s, self._in_home = path, wait_s, in_home
 
     def __repr__(self) -> str:
         return f"<tables in {self.path}>"
 
     def _start(self) -> WorkQueues:
         try:
+            if self._in_home:
+                _check(self.path)
             _make(self.path)
             return _SqliteQueues(self.path, self.wait_s)
         except OSError as error:
             kind = StoreFull if error.errno in {errno.ENOSPC, errno.EDQUOT} else StoreError
-            raise kind(f"{self.path} cannot be opened: {error}") from error
+            raise kind(f"{self.path} cannot be opened: {error.strerror or error}") from error
 
 
 class _SqliteQueues(WorkQueues):
@@ -254,7 +260,7 @@ class _WriteLock:
 
     def __init__(self, database: Path) -> None:
         path = database.with_name(f"{database.name}-turn")
-        self._file: int | None = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        self._file: int | None = open_own(path, os.O_RDWR | os.O_CREAT)
         _open.add(self)
 
     def take(self, deadline: float) -> bool:
@@ -312,6 +318,12 @@ def _identity(path: Path) -> tuple[int, int] | None:
     except FileNotFoundError:
         return None
     return file.st_dev, file.st_ino
+
+
+def _check(path: Path) -> None:
+    make_home(path.parent)
+    if path.is_symlink():
+        raise NotOurs(errno.ELOOP, "it is a symbolic link: remove it", str(path))
 
 
 def _make(path: Path) -> None:

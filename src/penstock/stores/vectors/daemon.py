@@ -34,6 +34,8 @@ import msgspec
 
 from penstock.processes.daemon import Daemon, run_daemon
 from penstock.processes.frames import FrameRefused
+from penstock.processes.home import NotOurs, note_socket
+from penstock.processes.peer import check_peer
 from penstock.stores.vectors import requests as ask
 
 __all__ = ["VectorDaemon", "main"]
@@ -62,6 +64,7 @@ class VectorDaemon(Daemon):
         self.ending = asyncio.Event()
 
     def on_lock_taken(self) -> None:
+        note_socket(self.home, "house.sock", str(self.socket_path))
         self.socket_path.unlink(missing_ok=True)
         self.listener = socket.socket(socket.AF_UNIX)
         mask = os.umask(0o177)
@@ -156,6 +159,12 @@ class _Connection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)  # noqa: S101
+        try:
+            check_peer(transport.get_extra_info("socket"))
+        except NotOurs as error:
+            logger.warning("closed the connection of another user: %s", error.strerror)
+            transport.abort()
+            return
         self._transport = transport
         self._daemon.connections.add(self)
 

@@ -14,6 +14,8 @@ import msgspec
 
 from penstock.errors import NotOpen, StoreAway, StoreError, StoreMismatch
 from penstock.processes.frames import FrameRefused
+from penstock.processes.home import NotOurs
+from penstock.processes.peer import open_own_connection
 from penstock.settings import VectorSettings
 from penstock.stores.vectors import requests as ask
 from penstock.stores.vectors.daemon_process import DaemonProcess
@@ -158,10 +160,9 @@ class EmbeddedVectors:
                 if self._connection is not None and not self._connection.lost:
                     return self._connection
                 try:
-                    _, connection = await asyncio.get_running_loop().create_unix_connection(
-                        lambda: _Connection(self._settings.answer_s, self._daemon.end_frozen),
-                        self._daemon.socket,
-                    )
+                    connection = await self._connect()
+                except NotOurs as error:
+                    raise StoreAway(f"vectors in {self._daemon.home}: {error.strerror}") from None
                 except OSError:
                     await asyncio.to_thread(self._daemon.reach)
                     continue
@@ -169,6 +170,14 @@ class EmbeddedVectors:
                     connection.hang_up()
                     raise NotOpen("the store of vectors was closed")
                 self._connection = connection
+
+    async def _connect(self) -> _Connection:
+        loop = asyncio.get_running_loop()
+        _, connection = await loop.create_unix_connection(
+            lambda: _Connection(self._settings.answer_s, self._daemon.end_frozen),
+            sock=await open_own_connection(loop, self._daemon.socket),
+        )
+        return connection
 
 
 class _Connection(asyncio.Protocol):

@@ -15,7 +15,6 @@ import errno
 import fcntl
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -30,14 +29,14 @@ from penstock.processes.daemon import (
     Deadline,
     holder_pid,
     is_held,
-    make_home,
     open_lock,
     program_of,
-    socket_path,
     start_daemon,
     try_lock,
 )
 from penstock.processes.frames import FrameRefused
+from penstock.processes.home import NotOurs, make_home, socket_path
+from penstock.processes.peer import connect_own
 from penstock.settings import VectorSettings
 from penstock.stores.vectors.requests import Ping, VectorReply, frame_buffer, framed
 
@@ -47,9 +46,6 @@ _POLL_S = 0.01
 # How long to leave the start to another process, which may have been frozen.
 _COURTESY_S = 3.0
 _LONGEST_PAUSE_S = 1.0
-# The daemon outlives its starter, so it gets only what it needs of the environment.
-_KEPT_VARIABLES = frozenset({"PATH", "HOME", "LANG", "TZ", "TMPDIR"})
-_KEPT_PREFIXES = ("LC_", "LD_", "DYLD_", "RUST_")
 _PROGRAM = program_of("penstock.stores.vectors.daemon")
 
 
@@ -58,11 +54,14 @@ class DaemonProcess:
 
     def __init__(self, home: Path, settings: VectorSettings) -> None:
         self.home, self._lock = home, home / "house.lock"
-        self.socket = socket_path(home, "house.sock")
         self._settings = settings
         # A PING and a kill must both fit into the time that a start may take.
         self._patience_s = min(settings.answer_s, settings.start_timeout_s / 2)
         self._wanted = True
+
+    @property
+    def socket(self) -> str:
+        return socket_path(self.home, "house.sock")
 
     def give_up(self) -> None:
         """End the waits of other threads."""
@@ -71,12 +70,14 @@ class DaemonProcess:
     def reach(self) -> None:
         """Return when a daemon answers; start one, and end a frozen one, if need be.
 
-        StoreAway if that takes longer than `vectors.start_timeout_s`.
+        StoreAway if that takes longer than `vectors.start_timeout_s`, or if another user controls
+        the directory or the socket.
         """
         deadline = Deadline(self._settings.start_timeout_s, lambda: self._wanted)
         silent_since = time.monotonic()
         pause_s = _POLL_S
         try:
+            make_home(self.home.parent)
             make_home(self.home, self.socket)
             while not self.answers(self._patience_s):
                 if deadline.over:
@@ -93,13 +94,14 @@ class DaemonProcess:
             raise self._refusal(error) from None
 
     def answers(self, patience_s: float) -> bool:
-        """Whether a daemon answers a PING on a connection of its own."""
+        """Whether a daemon answers a PING on a connection of its own.
+
+        NotOurs if another user has the socket or its folder.
+        """
         deadline = time.monotonic() + patience_s
         frames = frame_buffer()
         try:
-            with socket.socket(socket.AF_UNIX) as connection:
-                connection.settimeout(patience_s)
-                connection.connect(self.socket)
+            with connect_own(self.socket, timeout_s=patience_s) as connection:
                 connection.sendall(framed(Ping(0)))
                 while (left_s := deadline - time.monotonic()) > 0:
                     connection.settimeout(left_s)
@@ -108,6 +110,8 @@ class DaemonProcess:
                         return False
                     for frame in frames.feed(data):
                         return not msgspec.msgpack.decode(frame, type=VectorReply).error
+        except NotOurs:
+            raise
         except (OSError, FrameRefused, msgspec.MsgspecError):
             return False
         return False
@@ -150,13 +154,8 @@ class DaemonProcess:
             "socket": self.socket,
             "linger_s": self._settings.linger_s,
         }
-        environ = {
-            name: value
-            for name, value in os.environ.items()
-            if name in _KEPT_VARIABLES or name.startswith(_KEPT_PREFIXES)
-        }
         try:
-            start_daemon(_PROGRAM, config, timeout_s=timeout_s, environ=environ, cwd="/")
+            start_daemon(_PROGRAM, config, timeout_s=timeout_s)
         except subprocess.TimeoutExpired:
             raise StoreAway(f"the engine of the vectors in {self.home} does not start") from None
         except DaemonRefused as error:

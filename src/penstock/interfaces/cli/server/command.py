@@ -61,14 +61,25 @@ def stop(settings: Settings, force: bool, as_json: bool) -> None:
 
 
 @server.command()
+@click.option(
+    "--show-url",
+    is_flag=True,
+    help="Print only the address of the TCP port, with its password; exits 1 without a port.",
+)
 @json_option
 @pass_settings
-def status(settings: Settings, as_json: bool) -> None:
+def status(settings: Settings, show_url: bool, as_json: bool) -> None:
     """Show whether the server runs; exits 1 if not.
 
     Example: penstock server status
     """
-    found = _embedded(settings).status()
+    embedded = _embedded(settings)
+    found = embedded.status()
+    if show_url:
+        if not found.port:
+            fail("no server with a TCP port runs (setting embedded.port)", ExitCode.FOUND)
+        click.echo(embedded.url(found.port))  # `say` would remove the password
+        return
     _show(found, as_json)
     sys.exit(ExitCode.OK if found.running else ExitCode.FOUND)
 
@@ -84,6 +95,8 @@ def _show(found: EmbeddedStatus, as_json: bool) -> None:
     say("running" if found.running else "not running", bold=True)
     say(f"  data    {found.home}")
     say(f"  socket  {found.socket}")
+    if found.port:
+        say(f"  port    {found.port} of 127.0.0.1")
     if found.running:
         say(f"  in use  {'yes' if found.in_use else 'no'}")
         say(f"  memory  {found.allocator or 'unknown'}")

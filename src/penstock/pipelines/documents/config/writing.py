@@ -17,6 +17,7 @@ from penstock.pipelines.documents.config.models import DocumentsConfig, RagConfi
 from penstock.pipelines.documents.config.reading import reread_rags
 from penstock.pipelines.documents.config.validation import check_rag, clashes
 from penstock.pipelines.documents.config.yaml_reading import ConfigFileUnreadable, read_yaml
+from penstock.processes.home import make_home
 
 __all__ = ["DEFAULT_RAG", "FOLDERS", "ensure_default_rag", "make_folders", "text_of", "write_rag"]
 
@@ -113,8 +114,7 @@ def text_of(rag: RagConfig) -> str:
 
 
 def _make_home(config: DocumentsConfig) -> None:
-    # As the embedded server creates it, which shares it with other stores.
-    config.work_dir.parent.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    make_home(config.work_dir.parent.parent)
 
 
 def _line(section: str, key: str, value: Any) -> str:

@@ -1,0 +1,27 @@
+"""Other users of the machine cannot have tables written where they like."""
+
+import pytest
+
+from penstock import Settings
+from penstock.errors import StoreError
+from penstock.stores.opening import open_tables
+
+
+async def refused(home):
+    with pytest.raises(StoreError) as error:
+        await open_tables(Settings(home=str(home))).open()
+    return str(error.value)
+
+
+async def test_a_data_directory_that_others_may_write_to_is_refused(tmp_path):
+    tmp_path.chmod(0o770)
+    assert (await refused(tmp_path)).endswith(f"type: chmod go-w {tmp_path}")
+
+
+@pytest.mark.parametrize("name", ["tables.db", "tables.db-turn"])
+async def test_a_link_in_the_place_of_the_file_is_refused(tmp_path, name):
+    precious = tmp_path / "precious"
+    precious.write_text("precious")
+    (tmp_path / name).symlink_to(precious)
+    assert "it is a symbolic link: remove it" in await refused(tmp_path)
+    assert precious.read_text() == "precious"
