@@ -17,6 +17,7 @@ from penstock.interfaces.cli.main import pass_settings
 from penstock.interfaces.cli.output import say, say_json
 from penstock.interfaces.cli.worker.running import (
     child_environ,
+    command_of,
     configure_logs,
     run_worker,
     supervisor,
@@ -52,11 +53,7 @@ def up(settings: Settings, as_json: bool) -> None:
     async def serve() -> int:
         async with Penstock(settings=settings) as app:
             workers = [
-                SupervisedProcess(
-                    name,
-                    [sys.executable, "-m", "penstock", *command, "--stop-on-eof", *json],
-                    environ,
-                )
+                SupervisedProcess(name, command_of(*command, "--stop-on-eof", *json), environ)
                 for name, command in commands.items()
             ]
             runner = supervisor(workers, settings)

@@ -7,6 +7,7 @@ import os
 import sys
 import traceback
 from importlib import import_module
+from importlib.machinery import PathFinder
 from pathlib import Path
 from types import ModuleType, TracebackType
 
@@ -16,18 +17,18 @@ from penstock.interfaces.cli.output import say
 from penstock.interfaces.cli.worker.running import child_environ
 from penstock.sync.portal import application_of
 
-__all__ = ["load_application", "module_of"]
+__all__ = ["add_folder_of", "load_application", "module_of"]
 
 
 def load_application(text: str) -> Penstock:
-    """Import MODULE:NAME; the working directory is searched first, as with `python -m`.
+    """Import MODULE:NAME from the working directory or an installed package.
 
     For an application of `penstock.sync` the asynchronous one behind it is returned. The
     module reads its own settings: options of the command line reach it by the environment.
     """
     module_name, name = _split(text)
     os.environ.update(child_environ())
-    sys.path.insert(0, str(Path.cwd()))
+    add_folder_of(module_name)
     module = _import(text, module_name)
     if not hasattr(module, name):
         raise ConfigError(f"module {module_name!r} has no {name!r}{_instead(module)}")
@@ -37,6 +38,19 @@ def load_application(text: str) -> Penstock:
         kind = "a class" if inspect.isclass(found) else f"of type {type(found).__name__}"
         raise ConfigError(f"{text!r} is {kind}, not a Penstock application{_instead(module)}")
     return app
+
+
+def add_folder_of(module_name: str) -> None:
+    """Add the working directory to the path, for the modules of an application.
+
+    Installed packages come first, so that a stray file cannot take the place of one; unless the
+    application itself has the name of one, and is in the directory.
+    """
+    folder, top = str(Path.cwd()), module_name.partition(".")[0]
+    if PathFinder.find_spec(top, [folder]) is None or PathFinder.find_spec(top) is None:
+        sys.path.append(folder)
+    else:
+        sys.path.insert(0, folder)
 
 
 def module_of(text: str) -> str:

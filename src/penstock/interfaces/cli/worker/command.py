@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 
 import click
 
@@ -14,10 +13,11 @@ from penstock.interfaces.cli.main import pass_settings, run
 from penstock.interfaces.cli.output import json_option, say, say_json
 from penstock.interfaces.cli.values import names
 from penstock.interfaces.cli.wording import size
-from penstock.interfaces.cli.worker.application import load_application, module_of
+from penstock.interfaces.cli.worker.application import add_folder_of, load_application, module_of
 from penstock.interfaces.cli.worker.reload import Reloading, places_of
 from penstock.interfaces.cli.worker.running import (
     child_environ,
+    command_of,
     configure_logs,
     grace_of_children,
     log_json_option,
@@ -89,8 +89,8 @@ def worker(
 def _reload(settings: Settings, application: str, options: list[str], stop_on_eof: bool) -> int:
     """Run the same command as a child process, and restart it after each change."""
     module_name = module_of(application)
-    sys.path.insert(0, str(Path.cwd()))
-    command = [sys.executable, "-m", "penstock", "worker", application, "--stop-on-eof", *options]
+    add_folder_of(module_name)
+    command = command_of("worker", application, "--stop-on-eof", *options)
 
     async def watch() -> int:
         reloading = Reloading(

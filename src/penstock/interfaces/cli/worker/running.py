@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import sys
 import threading
 from collections.abc import Sequence
 from dataclasses import replace
@@ -17,6 +18,7 @@ from penstock.settings import Settings
 
 __all__ = [
     "child_environ",
+    "command_of",
     "configure_logs",
     "grace_of_children",
     "log_json_option",
@@ -43,6 +45,11 @@ def configure_logs(settings: Settings, *, as_json: bool) -> None:
     """Log as the settings have it, or as JSON."""
     configure(replace(settings.log, format="json") if as_json else settings.log)
     log_settings_notes()
+
+
+def command_of(*arguments: str) -> list[str]:
+    """The command of a child process: nothing is imported from its working directory."""
+    return [sys.executable, "-P", "-m", "penstock", *arguments]
 
 
 def child_environ() -> dict[str, str]:
