@@ -374,6 +374,7 @@ class Penstock(Coordination):
         from penstock.runtime.worker import Worker  # noqa: PLC0415
 
         heartbeat = Heartbeat(self.redis, lambda: worker.readiness())  # noqa: PLW0108
+        heartbeat.facts = lambda: worker.details()  # noqa: PLW0108
         heartbeats = HeartbeatThread(self.redis)
         work: list[Service] = []
         support: list[Service] = [heartbeat, *services]

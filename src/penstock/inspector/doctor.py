@@ -12,6 +12,7 @@ from penstock.errors import PermissionRefused, ServerError
 from penstock.hosts import is_loopback
 from penstock.inspector.former_namespace import find_former
 from penstock.inspector.key_scan import ScannedKey, is_guess, registered_queues, scan_keys
+from penstock.inspector.workers import list_workers
 from penstock.redis.address import Topology
 from penstock.redis.client import Client
 from penstock.redis.connector import parse_version
@@ -73,6 +74,7 @@ async def diagnose(client: Client, *, clock: Clock = SYSTEM_CLOCK) -> Diagnosis:
     if health.connected:
         for node in await client.primaries():
             findings += await _judge(client, node, clock)
+        findings += await _judge_workers(client)
     findings += _judge_sentinels(client)
     findings += _judge_stores(client)
     return Diagnosis(address=str(client.address), findings=findings, connected=health.connected)
@@ -95,6 +97,16 @@ async def _judge(client: Client, node: Node, clock: Clock) -> list[Finding]:
         findings = [Finding(check="access", level="failure", message=str(error))]
     place = str(node.endpoint)
     return [msgspec.structs.replace(finding, endpoint=place) for finding in findings]
+
+
+async def _judge_workers(client: Client) -> list[Finding]:
+    """Workers that are not ready, or work with less than they could: no fences for parsers."""
+    return [
+        Finding(check="workers", level="warning", message=f"worker {view.id}: {reason}")
+        for view in await list_workers(client)
+        if view.about is not None
+        for reason in view.about.reasons
+    ]
 
 
 def _judge_version(info: dict[str, str]) -> Iterator[Finding]:

@@ -55,6 +55,8 @@ class WorkerAbout(msgspec.Struct, frozen=True, kw_only=True):
     ready: bool
     reasons: list[str] = []
     load: WorkerLoad = _NO_LOAD
+    details: dict[str, str] = {}
+    """Facts about its services, by name: `documents.fences`."""
 
 
 class WorkerScripts(ScriptCaller):
@@ -92,6 +94,8 @@ class Heartbeat(Duty):
         self.worker_id = f"{host}-{os.getpid()}-{secrets.token_hex(3)}"
         self.load: Callable[[], WorkerLoad] | None = None
         """What the worker is doing, if it works for queues."""
+        self.facts: Callable[[], dict[str, str]] = dict
+        """Details of the worker's services."""
         self._client, self._readiness = client, readiness
         self._keys = WorkersKeys.of(client.keys)
         self._ttl_ms = round(settings.heartbeat_ttl_s * 1000)
@@ -112,6 +116,7 @@ class Heartbeat(Duty):
             ready=readiness.ready,
             reasons=[*readiness.reasons, *readiness.notes],
             load=self.load() if self.load is not None else _NO_LOAD,
+            details=self.facts(),
         )
         await WorkerScripts.of(self._client).beat_worker(
             workers=self._keys.heartbeats,

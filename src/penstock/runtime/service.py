@@ -6,6 +6,7 @@ import asyncio
 import logging
 import time
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Self, cast
 
@@ -108,6 +109,10 @@ class Service(ABC):
     def limitation(self) -> str | None:
         """What slows the service down although it works; None if nothing does. As `trouble`."""
         return None
+
+    def details(self) -> Mapping[str, str]:
+        """Facts about the service for the worker's record, by name. As `trouble`."""
+        return {}
 
     def watched(self, name: str) -> WatchedBlock:
         """Put a read loop of the body under watch, within `async with`; see `WatchedBlock`."""

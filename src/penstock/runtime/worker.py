@@ -152,6 +152,11 @@ class Worker:
             tuple(dict.fromkeys(map(redacted, reasons))), tuple(dict.fromkeys(map(redacted, notes)))
         )
 
+    def details(self) -> dict[str, str]:
+        """Facts about its services, for its record. As `readiness`."""
+        services = (*self._work, *self._support)
+        return {name: fact for one in services for name, fact in one.details().items()}
+
     async def _run_all(self) -> None:
         names = ", ".join(service.name for service in self._work)
         logger.info("started: %s", names or "nothing is registered yet, waiting to be stopped")

@@ -85,6 +85,10 @@ class Worker:
         """Whether the worker does its work now, and if not, why. Cheap; from any thread."""
         return self._worker.readiness()
 
+    def details(self) -> dict[str, str]:
+        """Facts about its services, for its record. As `readiness`."""
+        return self._worker.details()
+
     async def _run(self, handle_signals: bool) -> int:
         if not self._turn.acquire(blocking=False):
             raise NotOpen("a worker of this application is running in this process already")

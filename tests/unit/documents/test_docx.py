@@ -411,3 +411,11 @@ def test_signs_that_do_not_belong_into_text_are_removed():
     parsed = read(document(p("a\u202eb\u202c")))
     assert parsed.blocks[0].text == "ab"
     assert len(parsed.warnings) == 1
+
+
+def test_more_tags_than_a_document_has_are_refused_before_they_are_parsed() -> None:
+    limits = ParseLimits(largest_text=1_000, xml_tags=200)
+    assert code_of(document("<w:p/>" * 300), limits) == "ERR_TOO_MANY_ELEMENTS"
+    assert code_of(document("<w:p/>" * 300 + "<broken"), limits) == "ERR_TOO_MANY_ELEMENTS"
+    text = read(document("<w:p/>" * 150 + p("words" * 50)), limits)
+    assert [block.text for block in text.blocks] == ["words" * 50]

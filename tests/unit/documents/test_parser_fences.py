@@ -9,7 +9,9 @@ import pickle
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
@@ -40,11 +42,15 @@ EVERY_CALL_NEEDED = {
 ALLOWED_FOR_OCR = {"stat", "access", "chdir", "fork", "output", "executable memory"}
 
 
+@pytest.fixture
+def shared() -> Iterator[Path]:
+    """A folder that other users can reach, unlike those of pytest."""
+    with TemporaryDirectory() as folder:
+        Path(folder).chmod(0o777)
+        yield Path(folder)
+
+
 def taken_over(folder: Path, uid: int, kind: str) -> dict[str, Any]:
-    folder.chmod(0o777)
-    for parent in folder.parents:  # pytest keeps its folders from other users
-        if parent.stat().st_uid == os.getuid() and parent.name.startswith(("pytest-", "test_")):
-            parent.chmod(0o755)
     program = ("-m", "tests.kit.programs.taken_over_parser", str(uid), str(folder), kind)
     printed = subprocess.run(
         (sys.executable, *program), stdout=subprocess.PIPE, cwd=ROOT, check=True
@@ -66,9 +72,9 @@ def users() -> list[Any]:
 @linux
 @pytest.mark.parametrize("uid", users())
 def test_a_parser_that_was_taken_over_harms_neither_its_worker_nor_files(
-    tmp_path: Path, uid: int
+    shared: Path, uid: int
 ) -> None:
-    report = taken_over(tmp_path, uid, "plain")
+    report = taken_over(shared, uid, "plain")
 
     assert report["missing"] == {}
     assert {name: one for name, one in report["outcomes"].items() if one != "EPERM"} == {}
@@ -76,16 +82,16 @@ def test_a_parser_that_was_taken_over_harms_neither_its_worker_nor_files(
 
 
 @linux
-def test_only_the_calls_that_reading_needs_reach_the_kernel(tmp_path: Path) -> None:
-    report = taken_over(tmp_path, os.getuid(), "plain")
+def test_only_the_calls_that_reading_needs_reach_the_kernel(shared: Path) -> None:
+    report = taken_over(shared, os.getuid(), "plain")
 
     assert set(report["reached"]) == EVERY_CALL_NEEDED[os.uname().machine]
 
 
 @linux
 @pytest.mark.parametrize("uid", users())
-def test_a_parser_that_may_start_programs_harms_nothing_either(tmp_path: Path, uid: int) -> None:
-    report = taken_over(tmp_path, uid, "ocr")
+def test_a_parser_that_may_start_programs_harms_nothing_either(shared: Path, uid: int) -> None:
+    report = taken_over(shared, uid, "ocr")
 
     allowed = {name for name, one in report["outcomes"].items() if one == "done"}
     assert allowed <= ALLOWED_FOR_OCR

@@ -283,6 +283,14 @@ async def test_the_least_memory_of_the_settings_is_enough_for_a_small_document(
         assert await read(parsers, tmp_path / "a.pdf", written(["text"] * 20))
 
 
+async def test_empty_lines_take_no_memory(tmp_path: Path) -> None:
+    lines = b"first" + b"\n" * 3_000_000 + b"last"
+    async with Parsers(DocumentSettings(parsers=1, parse_memory_mb=256)) as parsers:
+        (part,) = await read(parsers, tmp_path / "a.txt", lines)
+
+    assert [chunk.text for chunk in part.chunks] == ["first\n\nlast"]
+
+
 @linux
 async def test_a_child_has_no_secrets_no_descriptors_and_fences(
     parsers: Parsers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

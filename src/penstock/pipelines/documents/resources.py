@@ -6,6 +6,7 @@ import asyncio
 import logging
 import shutil
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from hashlib import blake2b
 from typing import NamedTuple
@@ -284,6 +285,8 @@ class IngestGate:
         self._closed_until = 0.0
         self._wait_s = 0.0
         self._parked_until: dict[str, float] = {}
+        self.closed_while: Callable[[], bool] = lambda: False
+        """Keeps it closed whatever the stores are."""
 
     @property
     def is_open(self) -> bool:
@@ -308,6 +311,8 @@ class IngestGate:
 
     async def admit(self, queue: str, wanted: int) -> GateDecision:  # noqa: ARG002  there is one
         """As `Gate.admit`."""
+        if self.closed_while():
+            return GateDecision(0, _FIRST_S)
         if not self._wait_s:
             return GateDecision(wanted)
         left_s = self._closed_until - time.monotonic()

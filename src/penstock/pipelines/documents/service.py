@@ -26,6 +26,7 @@ from penstock.pipelines.documents.ingest.intake import Intake
 from penstock.pipelines.documents.ingest.rebuilding import Rebuilder, RebuildStatus
 from penstock.pipelines.documents.ingest.removal import end_cancelled, forget
 from penstock.pipelines.documents.ledger.tables import DocumentRow
+from penstock.pipelines.documents.parsing.sandbox.fence_check import FenceCheck
 from penstock.pipelines.documents.parsing.sandbox.pool import Parsers
 from penstock.pipelines.documents.resources import DocumentResources
 from penstock.pipelines.documents.search import SearchHit, search
@@ -101,6 +102,7 @@ class Documents:
         reindex: bool = False,
         skip_validation: bool = False,
         preserve_metadata: bool = True,
+        require_fences: bool = False,
         metadata: Mapping[str, Any] | None = None,
         priority: Priority | None = None,
         submitted_by: str = "cli",
@@ -114,6 +116,7 @@ class Documents:
         - `reindex`: also index files that are unchanged, or known to be unreadable.
         - `skip_validation`: go by a file's content where its extension disagrees.
         - `preserve_metadata`: keep the document's present metadata beside `metadata`.
+        - `require_fences`: read the files behind all fences or not at all; see `documents.fences`.
         - `priority`: "high", "normal" or "low" instead of the RAG's own lane.
         """
         rag = self._resources.rag(rag_id)
@@ -122,6 +125,7 @@ class Documents:
             reindex=reindex,
             skip_validation=skip_validation,
             preserve_metadata=preserve_metadata,
+            require_fences=require_fences,
             metadata=metadata or {},
             priority=priority,
             submitted_by=submitted_by,
@@ -306,11 +310,17 @@ class Documents:
 
         Call it once, before `app.worker(services=…)`.
         """
-        self._parsers = Parsers(self.app.settings.documents)
-        self._parsers.open()
-        self._intake = Intake(self._resources, self._parsers, self.metrics)
+        self._parsers = parsers = Parsers(self.app.settings.documents)
+        parsers.open()
+        self._intake = Intake(self._resources, parsers, self.metrics)
         self._queue.handler(self._intake.perform)
-        services: list[Service] = [Cleanup(self._resources, self._intake.finished_files)]
+        required = self.app.settings.documents.fences == "require"
+        if required:
+            self._resources.gate.closed_while = lambda: parsers.missing_fences != {}
+        services: list[Service] = [
+            FenceCheck(parsers, required=required),
+            Cleanup(self._resources, self._intake.finished_files),
+        ]
         if watch:
             watcher = Watcher(
                 self.app.settings.documents,

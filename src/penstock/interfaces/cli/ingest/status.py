@@ -229,6 +229,8 @@ def _show_health(found: DocumentsHealth) -> None:
     }
     for name, value in facts.items():
         say(f"  {name:9} {value}")
+    for worker, fences in found.fences.items():
+        say(f"  fences    {fences}  ({worker})")
     for problem in found.problems:
         say(f"  problem   {problem}")
     for warning in found.warnings:

@@ -8,11 +8,13 @@ from typing import Any
 import msgspec
 
 from penstock.errors import PenstockError
+from penstock.inspector.workers import list_workers
 from penstock.pipelines.documents.admin.views import RagView, status_of
 from penstock.pipelines.documents.config.models import RagConfig
 from penstock.pipelines.documents.config.reading import effective_settings
 from penstock.pipelines.documents.ingest.indexing import IngestMetricsView
 from penstock.pipelines.documents.ledger.tables import DocumentRow, JobRow, RagRow
+from penstock.pipelines.documents.parsing.sandbox.fence_check import DETAIL
 from penstock.pipelines.documents.resources import DocumentResources, recipe_of
 from penstock.pipelines.documents.submit.job_message import QUEUE, now_text
 from penstock.queues.admin.status import read_facts
@@ -45,6 +47,8 @@ class DocumentsHealth(msgspec.Struct, frozen=True, kw_only=True):
     """Jobs that wait for a retry."""
     dead_letters: int
     last_job: dict[str, Any] | None
+    fences: dict[str, str]
+    """By worker: `all`, or `without fences: …` with the reasons."""
     problems: tuple[str, ...]
     warnings: tuple[str, ...]
     """Connections on which others could read or answer; the pipeline works all the same."""
@@ -73,6 +77,7 @@ async def check(resources: DocumentResources) -> DocumentsHealth:
             problems.append(f"queue: {error}")
     else:
         problems.append(f"redis: {redis.status}")
+    fences = await _fences(resources) if facts is not None else {}
     vectors = await _vectors(resources)
     if not vectors.ok:
         problems.append(f"vectors: {vectors.detail}")
@@ -103,6 +108,7 @@ async def check(resources: DocumentResources) -> DocumentsHealth:
         delayed=facts.delayed if facts is not None else 0,
         dead_letters=facts.dead_letters if facts is not None else 0,
         last_job=msgspec.to_builtins(last) if last is not None else None,
+        fences=fences,
         problems=tuple(problems),
         warnings=tuple(_warnings(resources)),
         checked_at=now_text(),
@@ -118,6 +124,16 @@ def _warnings(resources: DocumentResources) -> Iterator[str]:
         if embeddings.provider == "http" and (embeddings.api_key_env or "@" in url):
             found += exposed_key(f"RAG {rag.rag_id}: embeddings.url", url, settings)
     return (f"{message}: {fix}" for message, fix in dict.fromkeys(found))
+
+
+async def _fences(resources: DocumentResources) -> dict[str, str]:
+    """What the living workers report of the fences of their parsers."""
+    try:
+        workers = await list_workers(resources.app.redis)
+    except PenstockError:  # the server answered a moment ago
+        return {}
+    reports = {view.id: view.about.details for view in workers if view.about is not None}
+    return {id_: details[DETAIL] for id_, details in reports.items() if DETAIL in details}
 
 
 async def _vectors(resources: DocumentResources) -> VectorHealth:

@@ -167,6 +167,7 @@ class Indexer:
             ocr=state.rag.sources.ocr,
             by_content=state.message.options.skip_validation,
             spool=self._spool(state) if state.size >= _SPOOLED else None,
+            require_fences=state.message.options.require_fences,
         ):
             self._metrics.spent("parse", time.perf_counter() - began)
             indexed.type, indexed.title = part.type, indexed.title or part.title

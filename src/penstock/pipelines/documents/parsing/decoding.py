@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import codecs
+import os
 import re
 from collections.abc import Callable
 from typing import BinaryIO, Final
@@ -10,7 +11,7 @@ from typing import BinaryIO, Final
 from penstock.errors import ParseError
 from penstock.pipelines.documents.parsing.formats.blocks import ParseLimits, too_much_text
 
-__all__ = ["clean", "decode", "no_text", "read_text"]
+__all__ = ["clean", "decode", "no_text", "read_bytes", "read_text"]
 
 SAMPLE: Final = 64 * 1024
 """Bytes from which an encoding is guessed, which takes a second for a megabyte."""
@@ -49,10 +50,7 @@ def no_text() -> ParseError:
 
 def read_text(file: BinaryIO, limits: ParseLimits) -> tuple[str, list[str]]:
     """A text file, decoded and cleaned, with warnings."""
-    most = limits.largest_text * 4 + 4
-    data = file.read(most + 1)
-    if len(data) > most:
-        raise too_much_text(limits.largest_text)
+    data = read_bytes(file, limits.largest_text * 4 + 4, limits)
     text, warnings = decode(data)
     text = clean(text, warnings)
     if len(text) > limits.largest_text:
@@ -60,6 +58,15 @@ def read_text(file: BinaryIO, limits: ParseLimits) -> tuple[str, list[str]]:
     if not text or text.isspace():
         raise no_text()
     return text, warnings
+
+
+def read_bytes(file: BinaryIO, most: int, limits: ParseLimits) -> bytes:
+    """All of a file; ParseError if it has more bytes than its text can have."""
+    # Not `read(most + 1)`, which would take that much memory for a small file.
+    if file.seek(0, os.SEEK_END) > most:
+        raise too_much_text(limits.largest_text)
+    file.seek(0)
+    return file.read()
 
 
 def decode(data: bytes, declared: str | None = None) -> tuple[str, list[str]]:

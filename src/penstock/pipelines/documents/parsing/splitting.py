@@ -42,7 +42,7 @@ SHORT: Final = 4
 APART: Final = 8
 """One of so many short sections begins a chunk even if it would fit into the one before."""
 _SURROGATES = re.compile("[\ud800-\udfff]")
-_RULE = re.compile(r"\|?[ \t]*:?-+:?[ \t]*(?:\|[ \t]*:?-+:?[ \t]*)*\|?[ \t]*\n?")
+_RULE = re.compile(r"\|?[ \t]*:?-+:?[ \t]*(?:\|[ \t]*+:?-++:?[ \t]*+)*+\|?[ \t]*\n?")
 
 
 class _Piece(NamedTuple):

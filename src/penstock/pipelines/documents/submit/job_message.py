@@ -40,6 +40,8 @@ class JobOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Go by a file's content where its extension disagrees."""
     preserve_metadata: bool = True
     """Keep the document's present metadata beside that of this job."""
+    require_fences: bool = False
+    """Read it behind all fences or not at all: for files that came over a network."""
 
 
 class JobMessage(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=False):

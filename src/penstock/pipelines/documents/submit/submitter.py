@@ -73,6 +73,7 @@ class SubmitOptions(msgspec.Struct, frozen=True, kw_only=True):
     reindex: bool = False
     skip_validation: bool = False
     preserve_metadata: bool = True
+    require_fences: bool = False
     metadata: Mapping[str, Any] = {}
     priority: Priority | None = None
     submitted_by: str = "cli"
@@ -212,6 +213,7 @@ class Submitter:
                 reindex=options.reindex,
                 skip_validation=options.skip_validation,
                 preserve_metadata=options.preserve_metadata,
+                require_fences=options.require_fences,
             ),
             max_retries=options.max_retries,
             document=file.document or Folder.label(file.name),

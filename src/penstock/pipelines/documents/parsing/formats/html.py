@@ -6,13 +6,12 @@ import re
 from typing import BinaryIO, Final
 
 from penstock.errors import ParseError
-from penstock.pipelines.documents.parsing.decoding import clean, decode, no_text
+from penstock.pipelines.documents.parsing.decoding import clean, decode, no_text, read_bytes
 from penstock.pipelines.documents.parsing.formats.blocks import (
     BlockBuilder,
     ParsedDocument,
     ParseLimits,
     TableBuilder,
-    too_much_text,
 )
 from penstock.pipelines.documents.parsing.formats.lxml_api import MarkupError, html_parser
 from penstock.pipelines.documents.parsing.refusal_codes import explained
@@ -48,10 +47,7 @@ def parse(file: BinaryIO, limits: ParseLimits) -> ParsedDocument:
     Scripts, styles and navigation are left out. Nothing is fetched, and no entity but HTML's own is
     known. Raises `ParseError` as `text.parse` does, ERR_XML_DOCTYPE for a document type of its own.
     """
-    most = limits.largest_text * 8  # what is not text takes room as well
-    data = file.read(most + 1)
-    if len(data) > most:
-        raise too_much_text(limits.largest_text)
+    data = read_bytes(file, limits.largest_text * 8, limits)  # markup takes room as well
     found = _CHARSET.search(data[:HEAD_BYTES])
     text, warnings = decode(data, found[1].decode() if found else None)
     text = clean(text, warnings)

@@ -14,7 +14,8 @@ from penstock.pipelines.documents.parsing.formats.blocks import (
 
 __all__ = ["parse"]
 
-_EMPTY_LINES = re.compile(r"\n(?:[^\S\n]*\n)+")
+# Possessive: each repetition of the group would take a hundred bytes, to come back to.
+_EMPTY_LINES = re.compile(r"\n(?:[^\S\n]*+\n)++")
 
 
 def parse(file: BinaryIO, limits: ParseLimits) -> ParsedDocument:
