@@ -37,30 +37,10 @@ from penstock.testing.servers import ServerProcess
 TESTS = str(Path(__file__).parents[1])
 
 OPERATORS = (
-    # They cancel, move, purge, edit, replay, delete and repair.
-    *("tests/server/queues/admin/", "tests/server/topics/admin/"),
-    *("tests/server/app/test_doctor.py", "tests/server/app/test_repairs.py"),
-    *("tests/server/app/test_reply_sizes.py", "tests/server/cli/"),
-    "tests/server/queues/producer/test_job_identity.py",
-    "tests/server/queues/producer/test_job_waiting.py",
-    "tests/server/queues/producer/test_queue_unique.py",
-    "tests/server/queues/storage/test_queue_foreign_keys.py",
-    "tests/server/queues/storage/test_queue_model.py",
-    "tests/server/queues/storage/test_queue_odd_bytes.py",
+    # They rename keys.
+    *("tests/server/app/test_repairs.py", "tests/server/queues/admin/test_queue_key_reports.py"),
+    *("tests/server/cli/", "tests/server/queues/storage/test_queue_foreign_keys.py"),
     "tests/server/queues/storage/test_queue_odd_lanes.py",
-    "tests/server/queues/storage/test_queue_versions.py",
-    "tests/server/queues/worker/test_queue_bad_input.py",
-    "tests/server/queues/worker/test_queue_lanes.py",
-    "tests/server/redis/test_script_bounds.py",  # these run every script
-    "tests/server/redis/test_script_types.py",
-    "tests/server/topics/consumer/test_topic_adoption.py",
-    "tests/server/topics/consumer/test_topic_read_sizes.py",
-    "tests/server/topics/producer/test_topic_claims.py",
-    "tests/server/topics/producer/test_topic_identity.py",
-    "tests/server/topics/storage/test_topic_growth.py",
-    "tests/server/topics/storage/test_topic_model.py",
-    "tests/server/topics/storage/test_topic_odd_bytes.py",
-    "tests/server/topics/storage/test_topic_scripts.py",
 )
 """Tests of what only an operator may do."""
 
@@ -86,7 +66,8 @@ ALL_RIGHTS = (
     "tests/server/sync/test_sync.py",
     # The commands that they log are run as they are, and name no password.
     "tests/server/runtime/test_failure_logs.py",
-    # CONFIG GET shows what is asked for; without it a message is stored first.
+    # CONFIG GET shows what they are about.
+    "tests/server/app/test_doctor.py::test_a_server_that_persists_nothing",
     "tests/server/topics/producer/test_topic_durability.py::test_a_server_that_cannot_tell",
 )
 """Tests that connect as the default user."""

@@ -58,13 +58,13 @@ SEND: Final = frozenset(
 
 WORK: Final = frozenset(
     """
-    blmove blpop client|id client|unblock lmove lpop lrem lset rpop xack xclaim xreadgroup
+    blmove blpop client|id client|unblock lmove lpop lrem lset rpop xack xclaim xdel xreadgroup
     """.split()  # noqa: SIM905
 )
-"""To take what was sent, and to put groups and letters back, as workers for documents do."""
+"""To take what was sent, to trim dead letters, and to park groups, as workers do by themselves."""
 
-ADMINISTER: Final = frozenset({"renamenx", "xdel"})
-"""To edit, replay, delete and repair."""
+ADMINISTER: Final = frozenset({"renamenx"})
+"""To rename unusable keys, and those of an earlier version."""
 
 _COMMANDS: Final[dict[Role, frozenset[str]]] = {
     "producer": CONNECT | READ | SEND,

@@ -6,7 +6,7 @@ import pytest
 from tests.kit.acl_users import grant, nodes_of, refusals, with_user
 from tests.kit.settings import QUICK_TOPICS
 
-from penstock import DeadLetter, Penstock
+from penstock import DeadLetter, Penstock, Retention
 from penstock.errors import PermissionRefused, ScriptFailed, ServerError
 from penstock.inspector.rights import ROLES
 from penstock.settings import QueueSettings, Settings, TopicSettings, WorkerSettings
@@ -85,6 +85,12 @@ async def test_a_producer_sends_and_reads_results_and_a_worker_does_the_work(
     async def take(batch: dict) -> None:
         batches.append(batch)
 
+    small = at_work.topic("small", dead_letter_retention=Retention(max_length=1))
+
+    @small.subscribe("group")
+    async def refuse(number: int) -> None:
+        raise DeadLetter
+
     at_work.window("reports", to=at_work.queue("batches"), max_items=2)
     await working(at_work)
 
@@ -97,6 +103,7 @@ async def test_a_producer_sends_and_reads_results_and_a_worker_does_the_work(
     await producer.topic("orders").send({"id": 3}, key="k")
     await producer.topic("orders").send_batch([{"id": 4}, {"id": 5}])
     await producer.topic("orders").send({"id": 6}, delay=0.1)
+    await producer.topic("small").send_batch([1, 2, 3], key=lambda _: "k")
     limit = producer.limit("api", "2/min")
     assert [(await limit.try_acquire()).allowed for _ in range(3)] == [True, True, False]
     for number in range(2):
@@ -108,6 +115,11 @@ async def test_a_producer_sends_and_reads_results_and_a_worker_does_the_work(
     await eventually(lambda: expected <= set(done))
     await ticked.wait()
     await eventually(lambda: batches)
+
+    async def trimmed():
+        return await small.dead_letters.count() == 1
+
+    await eventually(trimmed)
     assert refusals(place, namespace) == set()
 
 

@@ -15,9 +15,12 @@ ADMINISTERS = re.compile(r"inspector/|.*/admin/|.*/dead_letters/|delivery/foreig
 WORKS = re.compile(
     r"runtime/|queues/(worker|isolation|schedules)/|queues/storage/lua/worker/"
     r"|topics/(consumer|delayed|java)/|topics/storage/lua/(consumer|delayed)/"
-    # By workers for documents.
+    # Consumers trim letters; workers for documents park groups, and replay jobs.
+    r"|topics/admin/retention|topics/storage/lua/admin/trim_letters"
     r"|queues/storage/lua/(admin/(park|weigh)_lane|dead_letters/replay_letters)"
 )
+# Any producer completes a growth that another began.
+GROWS = re.compile(r"topics/admin/growth|topics/storage/lua/admin/(finish_growth|mark_barrier)")
 # redis-py says who it is.
 BY_REDIS_PY = {"CLIENT|SETINFO"}
 
@@ -49,7 +52,9 @@ def test_every_command_that_the_sources_send_is_in_a_group_and_no_other(known, s
 def test_the_groups_are_those_of_the_parts_that_send_them(known, sent):
     to_administer = union(sent, ADMINISTERS.match)
     to_work = union(sent, WORKS.match)
-    to_send = union(sent, lambda place: not ADMINISTERS.match(place) and not WORKS.match(place))
+    to_send = union(sent, GROWS.match) | union(
+        sent, lambda place: not ADMINISTERS.match(place) and not WORKS.match(place)
+    )
     writes = {command for command in union(sent) if known.is_write(command)}
     reads = {command for command in union(sent) if known.is_read(command)}
     assert upper(rights.READ) == to_send & reads

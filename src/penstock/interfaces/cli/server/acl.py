@@ -56,8 +56,8 @@ def acl(
     Example: penstock acl --role worker --namespace shop --password-file secret | redis-cli
 
     Connects to nothing. `producer` sends messages and jobs, reads their results and uses limits,
-    caches and the like; `worker` does all that an application and its workers do; `operator` also
-    edits, replays, deletes and repairs; `reader` lists and shows, and is refused each write.
+    caches and the like; `worker` does all that an application and its workers do; `operator` may
+    run every command, `penstock repair` included; `reader` lists and shows, and is refused writes.
     """
     made = acl_user(
         cast("Role", role),
