@@ -196,7 +196,7 @@ def test_a_group_can_be_named_itself():
 
 
 def test_the_reasons_are_words_that_tell_them_apart():
-    words = {"exhausted", "fatal", "requested", "crashed", "unknown", "undecodable"}
+    words = {"exhausted", "fatal", "requested", "crashed", "unknown", "undecodable", "refused"}
     assert set(DeathReason) == words
 
 
