@@ -7,7 +7,7 @@ import pytest
 
 from penstock import Penstock, Settings
 from penstock.errors import OutOfMemory
-from penstock.processes.memory import memory_limit
+from penstock.processes.machine import memory_bytes
 from penstock.redis.embedded import server as embedding
 from penstock.settings import EmbeddedSettings
 from penstock.testing.eventually import eventually
@@ -23,7 +23,7 @@ def max_memory(embedded):
 
 
 def test_by_default_it_takes_half_of_the_memory_at_most(embed):
-    assert max_memory(embed()) == memory_limit() // 2
+    assert max_memory(embed()) == memory_bytes() // 2
 
 
 @pytest.mark.parametrize(
@@ -36,7 +36,7 @@ def test_by_default_it_takes_half_of_the_memory_at_most(embed):
     ],
 )
 def test_a_share_is_one_of_what_there_is(embed, monkeypatch, setting, limit, expected):
-    monkeypatch.setattr(embedding, "memory_limit", lambda: limit)
+    monkeypatch.setattr(embedding, "memory_bytes", lambda: limit)
     assert max_memory(embed(maxmemory=setting)) == expected
 
 

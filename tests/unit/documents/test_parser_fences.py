@@ -22,7 +22,6 @@ from penstock.pipelines.documents.config.models import Chunking
 from penstock.pipelines.documents.parsing.sandbox import parser_process as process
 from penstock.pipelines.documents.parsing.sandbox import pool
 from penstock.pipelines.documents.parsing.sandbox.pool import Parsers
-from penstock.processes.machine import memory_bytes
 from penstock.settings.documents import DocumentSettings
 from penstock.testing.eventually import eventually
 
@@ -187,21 +186,3 @@ def test_all_parsers_together_have_half_of_the_memory(
     assert Parsers(DocumentSettings(parsers=16)).size == 4
     assert "at most 4 of 16 parsers" in caplog.text
     assert Parsers(DocumentSettings(parsers=16, parse_memory_mb=6_000)).size == 1
-
-
-@linux
-def test_the_memory_of_a_container_is_that_of_its_control_group(tmp_path: Path) -> None:
-    own, groups = tmp_path / "own", tmp_path / "groups"
-    (groups / "pod" / "app").mkdir(parents=True)
-    (groups / "pod" / "memory.max").write_text("268435456\n")
-    (groups / "pod" / "app" / "memory.max").write_text("max\n")
-    own.write_text("0::/pod/app\n")
-
-    assert memory_bytes(groups, own) == 256 << 20
-
-    own.write_text("4:cpu:/\n9:memory:/not/here\n")
-    (groups / "memory").mkdir()
-    (groups / "memory" / "memory.limit_in_bytes").write_text("134217728")
-    assert memory_bytes(groups, own) == 128 << 20
-
-    assert memory_bytes(groups, tmp_path / "absent") > 256 << 20

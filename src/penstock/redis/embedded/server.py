@@ -27,7 +27,7 @@ from penstock.processes.daemon import (
     try_lock,
 )
 from penstock.processes.home import NotOurs, check_home, make_home, open_own, socket_path
-from penstock.processes.memory import memory_limit
+from penstock.processes.machine import memory_bytes
 from penstock.redis.address import Credentials, Endpoint
 from penstock.redis.embedded import keeper
 from penstock.redis.embedded.binary import allocator_of, find_jemalloc, valkey_binary
@@ -304,7 +304,7 @@ class Embedded:
         text = self._settings.maxmemory
         if not text.endswith("%"):
             return text
-        return str(max(_LEAST_MEMORY, memory_limit() * int(text[:-1]) // 100))
+        return str(max(_LEAST_MEMORY, memory_bytes() * int(text[:-1]) // 100))
 
     def _why_it_is_late(self) -> str:
         what = f"the embedded server in {self.home} did not answer in time"

@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from penstock.processes.memory import memory_limit
+from penstock.processes.machine import memory_bytes
 
 MACHINE = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
@@ -32,8 +32,8 @@ def test_the_smallest_limit_counts(tmp_path, membership, limits, expected):
         place.parent.mkdir(parents=True, exist_ok=True)
         place.write_text(text)
     (tmp_path / "cgroup").write_text(f"{membership}\n" if membership else "")
-    assert memory_limit(tmp_path / "groups", tmp_path / "cgroup") == expected
+    assert memory_bytes(tmp_path / "groups", tmp_path / "cgroup") == expected
 
 
 def test_without_control_groups_it_is_the_machine(tmp_path):
-    assert memory_limit(tmp_path, tmp_path / "none") == MACHINE
+    assert memory_bytes(tmp_path, tmp_path / "none") == MACHINE
