@@ -47,6 +47,7 @@ test: $(VENV)/.dev
 # server; what each role does is tested on all kinds by tests/server/app/test_roles.py.
 test-rights: $(VENV)/.dev
 	$(PYTEST) --slowest-allowed 60 --as-role worker -m 'not faults and not torture' \
+		--ignore tests/server/app/test_roles.py \
 		-k 'not cluster and not redis62 and not redis7' tests/contracts $(addprefix tests/server/,\
 		app cli/test_cli_feeds.py cli/test_cli_limits.py cli/test_cli_queues.py \
 		cli/test_cli_runs.py cli/test_cli_topics.py cli/test_cli_windows.py \

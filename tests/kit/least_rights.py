@@ -54,8 +54,9 @@ ALL_KEYS = (
 """Tests that use other keys or channels than those of their namespace."""
 
 ALL_RIGHTS = (
-    # They make users of their own.
-    "tests/server/app/test_roles.py",
+    # They make users of their own, or judge servers that have none.
+    "tests/server/redis/test_unprotected_servers.py",
+    "tests/server/app/test_doctor.py::test_a_port_without_a_password",
     "tests/server/coordination/test_coordination_other_servers.py::test_nobody_waits",
     "tests/server/coordination/test_slots.py::test_a_user_who_may_not_publish",
     "tests/server/queues/producer/test_job_waiting.py::test_a_full_server_and_one",
@@ -63,6 +64,11 @@ ALL_RIGHTS = (
     "tests/server/coordination/limits/test_hourly_limit.py::test_a_server_that_forgot",
     "tests/server/queues/producer/test_queue_submit.py::test_a_forgotten_script",
     "tests/server/redis/test_client.py::test_no_place_is_ever_lost",
+    "tests/server/redis/test_client.py::test_scripts_are_found_again",
+    # They work in two namespaces, or rename the keys of one.
+    "tests/server/app/test_namespaces.py",
+    "tests/server/queues/worker/test_signed_jobs.py::test_a_signed_job_of_another_queue",
+    "tests/server/topics/consumer/test_signed_messages.py::test_a_signed_message_of_another",
     "tests/server/sync/test_sync.py",
     # The commands that they log are run as they are, and name no password.
     "tests/server/runtime/test_failure_logs.py",

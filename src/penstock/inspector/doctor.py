@@ -361,7 +361,9 @@ def _judge_port(client: Client, node: Node, info: dict[str, str]) -> Iterator[Fi
             check="access",
             level="warning",
             message=f"its TCP port {port} has no password: everyone who reaches it may use it",
-            fix="restart it, so that it gets one: penstock server stop" if embedded else "",
+            fix="restart it, so that it gets one: penstock server stop"
+            if embedded
+            else _MAKE_A_USER,
         )
 
 

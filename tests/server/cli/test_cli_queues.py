@@ -100,7 +100,7 @@ def test_the_health_check_of_a_queue(shell, valkey_server):
     shell.ok("job", "send", "later", "--queue", "rag:ingest:queue", "--delay", "1h")
     found = shell.json("queue", "status", "rag:ingest:queue")
     assert found["queue_name"] == "rag:ingest:queue"
-    assert found["connection"] == valkey_server.url.rstrip("/")
+    assert found["connection"] == f"redis://127.0.0.1:{valkey_server.port}"
     figures = ("queue_length", "processing", "queued", "workers", "delayed", "dead_letters")
     assert [found[name] for name in figures] == [1, 0, 1, 0, 1, 0]
     assert (found["worker_connected"], found["paused"], found["overflow"]) == (False, False, 0)

@@ -49,7 +49,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     """A file system of 400 KiB, where the test may mount one."""
     place = tmp_path / "disk"
     place.mkdir()
-    options = ["-t", "tmpfs", "-o", "size=400k", "tmpfs"]
+    options = ["-t", "tmpfs", "-o", "size=400k,mode=700", "tmpfs"]
     mounted = subprocess.run(["mount", *options, place], capture_output=True, check=False)
     if mounted.returncode:
         pytest.skip(f"cannot mount a small disk: {mounted.stderr.decode().strip()}")

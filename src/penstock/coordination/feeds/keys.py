@@ -22,7 +22,7 @@ class FeedsKeys(FamilyKeys):
 
     @property
     def registry(self) -> str:
-        """ZSET: names of feeds by the time they were made."""
+        """ZSET: names of feeds, as spelled in keys, by the time they were made."""
         return f"{self.root}penstock:{self.home}:registry"
 
 

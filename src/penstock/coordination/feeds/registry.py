@@ -9,6 +9,7 @@ from penstock.coordination.feeds.scripts import FeedScripts
 from penstock.delivery.queries import ask, text
 from penstock.errors import InvalidName, TooMany
 from penstock.redis.client import Client
+from penstock.redis.keys.names import decode_id, encode_id
 from penstock.redis.retry import repeat_until_known
 
 __all__ = ["note_feed"]
@@ -34,7 +35,7 @@ async def _is_noted(client: Client, name: str) -> bool:
     return await repeat_until_known(
         lambda: FeedScripts.of(client).note_feed(
             registry=FeedsKeys.of(client.keys).registry,
-            feed=name,
+            feed=encode_id("feed", name),
             max_feeds=client.settings.feeds.max_feeds,
         )
     )
@@ -55,6 +56,6 @@ async def _sweep_some(client: Client, count: int) -> None:
 def _place(client: Client, name: bytes) -> str:
     """Key of a feed's state; empty for what is no name of a feed."""
     try:
-        return FeedKeys.of(client.keys, text(name)).state
+        return FeedKeys.of(client.keys, decode_id(text(name))).state
     except InvalidName:
         return ""

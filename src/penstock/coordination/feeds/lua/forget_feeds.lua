@@ -2,7 +2,7 @@
 --
 -- Flags: allow-oom  it makes room
 --
--- KEYS[1]  ZSET  names of feeds by the time they were made
+-- KEYS[1]  ZSET  names of feeds, as spelled in keys, by the time they were made
 -- ARGV[1]  int   ms: what was noted later than so long ago may be about to get its first event
 -- ARGV[2..]  str  names of feeds
 --

@@ -1,6 +1,6 @@
 -- note_feed: note a feed before its first event, if there may be one more.
 --
--- KEYS[1]  ZSET  names of feeds by the time they were made
+-- KEYS[1]  ZSET  names of feeds, as spelled in keys, by the time they were made
 -- ARGV[1]  str   its name
 -- ARGV[2]  int   most feeds
 --
