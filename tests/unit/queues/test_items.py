@@ -3,6 +3,7 @@
 import base64
 import json
 import pickle
+from base64 import b64encode
 
 import msgspec
 import pytest
@@ -239,6 +240,37 @@ def test_a_job_with_two_members_of_one_name_is_at_fault_and_nothing_of_it_is_los
     assert "two members of one name" in str(item.fault)
     assert item.id == "b"
     assert item.body == b'{"job_id":"a","job_id":"b"}'
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b'{"id":"1","task":"t","args":[],"kwargs":{},"task":"u"}',
+        b'{"id":"1","task":"t","args":[1],"args":["a:b"],"kwargs":{}}',
+        b'{"id":"1","task":"t","args":[{"a":1,"a":2}],"kwargs":{}}',
+        b'{"id":"1","task":"t","args":[":"],"kwargs":{"a":1,"a":2}}',
+        b'{"id":"1","task":"t","args":[],"kwargs":{"a":1},"kwargs":{}}',
+        b'{"id":"1","task" :"t","args":[],"kwargs":{},"\\u0069d":"2"}',
+        b'{"id":"1","task":"t","args":[],"_penstock":{"id":"a"},"_penstock":{"id":"b"}}',
+        b'{"_penstock":{"id":"x","raw":"%s"}}' % b64encode(b'{"a":1,"a":2}'),
+    ],
+)
+def test_no_form_of_a_job_hides_a_second_member_of_one_name(data):
+    assert "two members of one name" in str(read_item(data, CODEC).fault)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b'{"id":"a:b","task":"t","args":["a:b",{"a":1}],"kwargs":{"a":{"a":1}}}',
+        b'{"id":"1","task":"t","args":[{"id":1,"task":2},{"id":1}],"kwargs":{}}',
+        b'{"task":"t"}',
+        b'{"task":"t","args":[":"],"_penstock":{"attempts":1}}',
+        b'{"_penstock":{"id":"x","raw":"%s"}}' % b64encode(b'[{"a":1},{"a":2}]'),
+    ],
+)
+def test_equal_names_in_different_objects_of_a_job_are_no_fault(data):
+    assert read_item(data, CODEC).fault is None
 
 
 def test_what_a_job_at_fault_holds_is_known_so_that_it_can_be_released():

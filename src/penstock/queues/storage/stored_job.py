@@ -66,6 +66,7 @@ _PACKED = b"Z:"
 _NOTHING = "="
 _ID_DIGITS, _TIME_DIGITS = 32, 12
 _EMPTY = len(b"{}")
+_CALL_MEMBERS = 4
 _LONGEST_HISTORY: Final = 100
 _NUMBERS = [f"{number:04x}" for number in range(4096)]
 
@@ -237,6 +238,8 @@ def read_item(data: bytes, codec: Codec) -> Item:
         _take_meta(item, bytes(stored.meta))
         if item.meta.raw:
             item.id = item.meta.id
+            if _is_object(item.body) and repeats_a_member(item.body):
+                item.fault = _repeating(item)
             return item
     if type(stored.task) is str and stored.task:
         item.task = stored.task
@@ -245,9 +248,37 @@ def read_item(data: bytes, codec: Codec) -> Item:
         item.id = item.meta.id or _as_id(stored.job_id)
     if stored.max_retries is not None or stored.retry_count is not None:
         _take_counts(item, stored)
-    if repeats_a_member(item.body):  # others may have read the job differently
-        item.fault = DecodeError("an object in it has two members of one name", item.body)
+    if _repeats_a_member(item, stored):
+        item.fault = _repeating(item)
     return item
+
+
+def _repeats_a_member(item: Item, stored: _Stored) -> bool:
+    """Whether an object in the job has two members of one name: others may have read the first.
+
+    Each member has a colon: a call with as many of them as members that it is known to have has
+    no others, and the usual job costs no more than counting them.
+    """
+    body = item.body
+    if stored.args is not _EMPTY_LIST and stored.kwargs is not _EMPTY_OBJECT:
+        colons = body.count(b":")
+        if colons == _CALL_MEMBERS and item.task and stored.id:
+            return False
+        args, kwargs = bytes(stored.args), bytes(stored.kwargs)
+        within = args.count(b":"), kwargs.count(b":")
+        if colons - sum(within) == _CALL_MEMBERS and item.task and stored.id:
+            return (within[0] > 1 and repeats_a_member(args)) or (
+                within[1] > 1 and repeats_a_member(kwargs)
+            )
+    if repeats_a_member(body):
+        return True
+    # One is another program's own; two of ours are one too many.
+    left = find_member(body, _NAME) if stored.meta is not _NONE and body is not item.data else None
+    return left is not None and read_meta(body[left.value : left.end]) is not None
+
+
+def _repeating(item: Item) -> DecodeError:
+    return DecodeError("an object in it has two members of one name", item.body)
 
 
 def write_item(item: Item, meta: Meta, codec: Codec) -> bytes:
@@ -273,12 +304,14 @@ def read_meta(stored: bytes) -> tuple[Meta, bytes] | None:
     The second value are members that a later version has added, in the form of `Item.later`: they
     are kept when the job is rewritten.
     """
-    if repeats_a_member(stored):
-        return None
     try:
-        return _decode_meta(stored), b""
+        meta = _decode_meta(stored)
     except UNREADABLE:
-        pass
+        meta = None
+    if (meta is None or _encode(meta) != stored) and repeats_a_member(stored):
+        return None
+    if meta is not None:
+        return meta, b""
     try:
         members = _decode_members(stored)
         known = {name: value for name, value in members.items() if name in _KNOWN}

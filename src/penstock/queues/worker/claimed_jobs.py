@@ -30,7 +30,7 @@ from penstock.queues.worker.job_context import JobContext
 from penstock.queues.worker.membership import Membership
 from penstock.redis.client import Client
 from penstock.redis.codec import SURELY_SMALL, Codec, Form
-from penstock.redis.codec.off_loop import off_loop
+from penstock.redis.codec.off_loop import LARGE, off_loop
 from penstock.redis.retry import repeat_until_known
 from penstock.redis.wire import Argument, Reply
 from penstock.runtime.waiting import retry_delay_s
@@ -311,13 +311,13 @@ class ClaimedJobs:
             self._retry_at = time.monotonic() + due_in_ms / 1000
 
     async def _read_large(self, lanes: Sequence[Reply]) -> dict[bytes, Item]:
-        """Decode jobs in a thread that take long to decompress."""
+        """Decode jobs in a thread that take long to decompress or to check."""
         codec, read = self.codec, dict[bytes, Item]()
         lists: Sequence[list[bytes]] = lanes[1::2]  # type: ignore[assignment]
         for items in lists:
             if max(map(len, items), default=0) > SURELY_SMALL:
                 for data in items:
-                    if codec.is_large(data, Form.TEXT):
+                    if len(data) > LARGE or codec.is_large(data, Form.TEXT):
                         read[data] = await off_loop(read_item, data, codec)
         return read
 
