@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+import asyncio
+import logging
 from typing import Final
 
 from penstock.coordination.feeds.keys import FeedKeys, FeedsKeys
 from penstock.coordination.feeds.scripts import FeedScripts
 from penstock.delivery.queries import ask, text
-from penstock.errors import InvalidName, TooMany
+from penstock.errors import InvalidName, ServerError, TooMany
 from penstock.redis.client import Client
 from penstock.redis.keys.names import decode_id, encode_id
 from penstock.redis.retry import repeat_until_known
+from penstock.throttled_log import RateLimitedLog
 
 __all__ = ["note_feed"]
 
-_SWEPT_PER_NOTE: Final = 20
+_log = RateLimitedLog(logging.getLogger(__name__))
+
+_PATIENCE_S: Final = 1.0
+_NOTES_PER_SWEEP: Final = 10
+_SWEPT_BY_THE_WAY: Final = 50
 _SWEPT_IF_FULL: Final = 500
 _GRACE_MS: Final = 600_000
 
@@ -22,16 +29,29 @@ _GRACE_MS: Final = 600_000
 async def note_feed(client: Client, name: str) -> None:
     """Note a feed before its first event; TooMany if there are `feeds.max_feeds` already.
 
-    A feed leaves the registry some time after it has expired or was deleted.
+    A feed leaves the registry some time after it has expired or was deleted. On a cluster the
+    registry may be on another node than the feed; if that one fails or hangs, the feed is made
+    without being counted.
     """
-    await _sweep_some(client, _SWEPT_PER_NOTE)
-    if not await _is_noted(client, name):
+    try:
+        async with asyncio.timeout(_PATIENCE_S):
+            await _note(client, name)
+    except (TimeoutError, ServerError) as error:
+        reason = str(error) or f"no reply within {_PATIENCE_S:g} s"
+        _log.warning("registry", "cannot count feeds, making %r uncounted: %s", name, reason)
+
+
+async def _note(client: Client, name: str) -> None:
+    feeds = await _add(client, name)
+    if not feeds:
         await _sweep_some(client, _SWEPT_IF_FULL)
-        if not await _is_noted(client, name):
+        if not await _add(client, name):
             raise TooMany("feeds", client.settings.feeds.max_feeds, "feeds.max_feeds")
+    elif feeds % _NOTES_PER_SWEEP == 0:
+        await _sweep_some(client, _SWEPT_BY_THE_WAY)
 
 
-async def _is_noted(client: Client, name: str) -> bool:
+async def _add(client: Client, name: str) -> int:
     return await repeat_until_known(
         lambda: FeedScripts.of(client).note_feed(
             registry=FeedsKeys.of(client.keys).registry,

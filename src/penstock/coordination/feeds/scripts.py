@@ -41,9 +41,9 @@ class FeedScripts(ScriptCaller):
         )
         return await self.run("publish_event", (events, state), arguments)
 
-    async def note_feed(self, *, registry: str, feed: str, max_feeds: int) -> bool:
-        """Note a feed before its first event; False if there are too many."""
-        return bool(await self.run("note_feed", (registry,), (feed, max_feeds)))
+    async def note_feed(self, *, registry: str, feed: str, max_feeds: int) -> int:
+        """Note a feed before its first event; the number of feeds, 0 if it is one too many."""
+        return await self.run("note_feed", (registry,), (feed, max_feeds))
 
     async def forget_feeds(self, *, registry: str, grace_ms: int, feeds: Sequence[bytes]) -> int:
         """Remove feeds from the registry, unless they were noted lately; how many."""

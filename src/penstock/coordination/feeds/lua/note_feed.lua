@@ -4,7 +4,7 @@
 -- ARGV[1]  str   its name
 -- ARGV[2]  int   most feeds
 --
--- Returns   1  it is noted
+-- Returns   n  number of feeds that are noted, this one among them
 --           0  there are as many feeds as there may be; nothing written
 
 -- Include: time
@@ -12,4 +12,4 @@ if redis.call('ZCARD', KEYS[1]) >= tonumber(ARGV[2]) and not redis.call('ZSCORE'
   return 0
 end
 redis.call('ZADD', KEYS[1], now, ARGV[1])
-return 1
+return redis.call('ZCARD', KEYS[1])
