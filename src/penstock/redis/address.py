@@ -8,6 +8,7 @@ redis+cluster://[user:password@]host[:6379],…                         rediss+c
 
 from __future__ import annotations
 
+import re
 import ssl
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -29,6 +30,7 @@ __all__ = [
 _REDIS_PORT = 6379
 _SENTINEL_PORT = 26379
 _HIGHEST_PORT = 65_535
+_DATABASE = re.compile(r"[0-9]{1,9}")
 
 
 class Topology(StrEnum):
@@ -207,8 +209,9 @@ def _path(parts: SplitResult, topology: Topology) -> tuple[str, int]:
             )
     if names and names[0] and not database:
         database = names.pop(0)
-    if any(names) or not (database or "0").isdecimal():
+    if any(names) or not _DATABASE.fullmatch(database or "0"):
         raise AddressError("server address: what follows the host is a database number, as /0")
-    if topology is Topology.CLUSTER and int(database or 0):
+    number = int(database or 0)
+    if topology is Topology.CLUSTER and number:
         raise AddressError("server address: a cluster has database 0 only")
-    return service, int(database or 0)
+    return service, number

@@ -62,6 +62,8 @@ def test_the_database_comes_from_the_path_or_the_query():
         ("redis://a,b", "several hosts"),
         ("redis://host/many", "database number"),
         ("redis://host/1/2", "database number"),
+        ("redis://host/" + "1" * 5_000, "database number"),
+        ("redis://host/٣", "database number"),
         ("redis://host?colour=red", "unknown option 'colour'"),
         ("redis://[::1", "server address"),
         ("unix://relative/path", "absolute path"),
