@@ -210,7 +210,7 @@ def _target_address() -> Target:
 
     settings = Settings()
     corpus = (
-        b"redis://user:p%40ss@host:6379/1?a=b",
+        b"redis://user:p%40ss@host:6379?db=1",
         b"redis+cluster://a:1,b:2",
         b"redis+sentinel://:pw@h:26379,[::1]:2/mymaster/0",
         b"unix:///tmp/x.sock",
@@ -221,11 +221,11 @@ def _target_address() -> Target:
 
 
 def _target_embedding_answer() -> Target:
-    from penstock.pipelines.documents.embedding.http import read_answer
+    from penstock.pipelines.documents.embedding.answers import read_answer
 
     answer = b'{"data":[{"index":0,"embedding":[0.1,2e3,-1]}],"usage":{"total_tokens":3}}'
     return Target(
-        lambda data: read_answer(data, 1), (answer, answer.replace(b"0,", b"1,")), _refusals()
+        lambda data: read_answer(data, 1, None), (answer, answer.replace(b"0,", b"1,")), _refusals()
     )
 
 
@@ -256,9 +256,14 @@ def _target_parser_reply() -> Target:
 def _target_vector_request() -> Target:
     from penstock.processes.frames import FrameRefused
     from penstock.stores.vectors import requests
+    from penstock.stores.vectors.port import Point
 
-    made = (b'["search","c",[0.1,0.2],5]', b"\x93\xa6search\xa1c\x05")
-    return Target(requests.decode_request, made, (FrameRefused,))
+    made = (
+        requests.Search(1, "c", b"\0\0\x80?", 5, ["d"], 0.5),
+        requests.Upsert(2, "c", "d", 1, [Point("id", b"\0\0\x80?", {"text": "x"})]),
+    )
+    corpus = tuple(requests.encode(request) for request in made)
+    return Target(requests.decode_request, corpus, (FrameRefused,))
 
 
 # ---- files of users
@@ -377,7 +382,7 @@ def changed_by_chance(target: Target, seconds: float, seed: int) -> int:
     from tests.kit.odd.odd_bytes import changed, odd
 
     rng = random.Random(seed)
-    tried(target, target.corpus[0])  # imports what is needed
+    target.decode(target.corpus[0])  # must be readable; imports what is needed
     end, tries = time.monotonic() + seconds, 0
     pool = list(target.corpus) * 2  # one half stays, the other drifts away
     while time.monotonic() < end:
