@@ -34,8 +34,8 @@ async def ask(
 ) -> list[Reply]:
     """Return every reply, or raise the first refusal. A round trip per 1,000 commands.
 
-    With `absent`, the reply of XINFO for a key that does not exist is None. With `typed`, a refusal
-    because a key is of another type is a reply as well: see `is_wrong_type`.
+    With `absent`, the reply of XINFO or RENAMENX for a key that does not exist is None. With
+    `typed`, a refusal because a key is of another type is a reply as well: see `is_wrong_type`.
     """
     replies: list[Reply] = []
     for start in range(0, len(commands), _AT_ONCE):

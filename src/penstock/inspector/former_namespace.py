@@ -69,9 +69,10 @@ async def rename_former(client: Client) -> int:
     for node in await client.primaries():
         async for _, page in find_former(client, node):
             pairs = [(key, prefix + key.removeprefix(former)) for key in page]
-            replies = await ask(client, [("RENAMENX", old, new) for old, new in pairs])
-            renamed += sum(map(bool, replies))
-            left += [new for (_, new), done in zip(pairs, replies, strict=True) if not done]
+            commands = [("RENAMENX", old, new) for old, new in pairs]
+            replies = await ask(client, commands, absent=True)  # some have expired meanwhile
+            renamed += replies.count(1)
+            left += [new for (_, new), done in zip(pairs, replies, strict=True) if done == 0]
     if left:
         raise CoordinationError(
             f"{renamed} keys were renamed, {len(left)} were not, as their new names are taken "

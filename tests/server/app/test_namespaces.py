@@ -1,12 +1,14 @@
 """Systems on one server do not meet; keys of an earlier version are renamed."""
 
+import asyncio
 import json
 
 import pytest
 
 from penstock import Penstock, Settings
 from penstock.errors import CoordinationError, InvalidItem, JobMissing, PermissionRefused
-from penstock.queues.storage.keys import QueueKeys
+from penstock.inspector.former_namespace import find_former
+from penstock.queues.storage.keys import QueueKeyring, QueueKeys
 from penstock.redis.keys.space import KeySpace
 from penstock.redis.node import Role
 from penstock.runtime.keys import WorkersKeys
@@ -130,6 +132,35 @@ async def test_keys_of_the_earlier_version_are_renamed_and_used(app, consume):
     await consume(app.topic("orders"), seen.append)
     await eventually(lambda: seen)
     assert seen == [{"body": LARGE}]
+
+
+async def test_a_cancelled_job_of_the_earlier_version_frees_its_unique_key(app):
+    job = await app.queue("mail", status=True).push({"n": 1}, unique="u")
+    keys, name = QueueKeyring.of(app.redis.keys, "mail"), app.settings.namespace
+    former = keys.unique("u").replace("::", ":", 1)
+    await app.redis.call("HSET", keys.record(job.job_id), "unique", former)
+    await rename_all(app, f"{name}::", f"{name}:")
+    await app.repairs.rename_namespace()
+    assert await app.redis.call("GET", keys.unique("u")) == job.job_id.encode()
+    await app.queues.cancel("mail", job.job_id)
+    assert await app.redis.call("GET", keys.unique("u")) is None
+
+
+async def test_keys_that_expire_meanwhile_stop_no_renaming(app):
+    await at_work(app)
+    name = app.settings.namespace
+    former = await state(app, f"{name}:*")
+    # What one has renamed is not there any more for the other.
+    both = await asyncio.gather(*[app.repairs.rename_namespace() for _ in range(2)])
+    assert sum(both) == len(former)
+    assert not [key async for key in former_keys(app)]
+
+
+async def former_keys(app):
+    for node in await app.redis.primaries():
+        async for _, page in find_former(app.redis, node):
+            for key in page:
+                yield key
 
 
 async def test_keys_stay_that_are_of_no_contract_or_of_a_system_without_a_namespace(open_system):

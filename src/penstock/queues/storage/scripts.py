@@ -494,7 +494,7 @@ class QueueScripts(ScriptCaller):
         reply = await self.run(
             "cancel_job",
             (record, keys.delayed, keys.delayed_bodies, keys.counters, keys.cancelled),
-            (job_id, keys.indexes, keep_ms),
+            (job_id, keys.indexes, keep_ms, keys.uniques),
         )
         return CancelStatus(reply)
 

@@ -10,6 +10,7 @@
 -- ARGV[1]  str     job id
 -- ARGV[2]  str     beginning of the names of the indexes by state
 -- ARGV[3]  int     ms for which a final record is kept
+-- ARGV[4]  str     beginning of the names of unique keys
 --
 -- Returns   2  cancelled; if it is on a list, workers skip it there
 --           1  it runs, and was asked to stop
@@ -35,6 +36,8 @@ if redis.call('HDEL', KEYS[3], ARGV[1]) == 0 then  -- it is on a list
   redis.call('SADD', KEYS[5], ARGV[1])
   redis.call('PERSIST', KEYS[5])  -- an earlier version gives it a time to live
 end
-forget(facts[2] or '', ARGV[1])
+-- The record has the whole key, which an earlier version may have spelled with another beginning.
+local unique = string.match(facts[2] or '', '[^:]+$')
+if unique then forget(ARGV[4] .. unique, ARGV[1]) end
 redis.pcall('HINCRBY', KEYS[4], 'cancelled', 1)
 return 2
