@@ -7,7 +7,6 @@ our scripts and calls send; a test compares them with the sources.
 from __future__ import annotations
 
 import hashlib
-import re
 from typing import Final, Literal, get_args
 
 import msgspec
@@ -80,7 +79,6 @@ _UNKNOWN: Final[dict[Server, frozenset[str]]] = {
     "7.0": frozenset({"client|setinfo", "waitaof"}),
     "7.2": frozenset(),
 }
-_PATTERN_SIGNS: Final = re.compile(r"([\\*?\[\]])")
 
 
 class AclUser(msgspec.Struct, frozen=True, kw_only=True):
@@ -120,7 +118,7 @@ def acl_user(
     name = name or f"penstock-{role}"
     if name == "default":
         raise InvalidName("user", name, "is everybody who gives no name; choose another")
-    prefix = _PATTERN_SIGNS.sub(r"\\\1", KeySpace(namespace).prefix)
+    prefix = KeySpace(namespace).prefix
     digest = None if password is None else hashlib.sha256(password.encode()).hexdigest()
     commands = sorted(_COMMANDS[role] - _UNKNOWN[server])
     return AclUser(
@@ -128,6 +126,8 @@ def acl_user(
         rules=[
             "on",
             *(() if digest is None else ("resetpass", f"#{digest}")),
+            # Each of them would be a further list of rights, which `-@all` does not end.
+            *(() if server == "6.2" else ("clearselectors",)),
             *("resetkeys", f"~{prefix}*", "resetchannels", f"&{prefix}*", "-@all"),
             *(f"+{command}" for command in commands),
         ],

@@ -119,3 +119,12 @@ def test_each_server_takes_its_line_twice_and_has_just_these_commands(
     assert len(facts["passwords"]) == 1
     assert place.command("AUTH", made.name, "s3cret") == "OK"
     place.command("ACL", "DELUSER", made.name)
+
+
+@pytest.mark.parametrize(("binary", "server"), [("redis7", "7.0"), ("valkey", "7.2")])
+def test_selectors_of_an_existing_user_are_replaced(shared_server, binary, server):
+    place, made = shared_server(binary), acl_user("reader", "shop", name="once", server=server)
+    place.command("ACL", "SETUSER", "once", "(+@all ~* &*)")
+    place.command(*made.command.split(" "))
+    assert place.command("ACL", "DRYRUN", "once", "SET", "shop::key", "value") != "OK"
+    place.command("ACL", "DELUSER", "once")
