@@ -166,7 +166,8 @@ class DeadLetters:
         """
         letter = await self._letter(id_)
         fields = dict(letter.raw)
-        if self._signatures is not None and not await self._is_signed(letter, self._signatures):
+        body = None if self._signatures is None else await self._payload_of(letter)
+        if self._signatures is not None and not _is_signed(letter, body, self._signatures):
             if payload is _UNCHANGED:
                 raise InvalidMessage(
                     f"dead letter {id_} has no valid signature: its edit has to give the payload"
@@ -180,7 +181,12 @@ class DeadLetters:
             kept = only_reference(letter.headers) if payload is _UNCHANGED else {}
             fields[b"headers"] = encode_headers({**headers, **kept})
         if self._signatures is not None:
-            await self._sign(fields, letter, self._signatures)
+            edited = Letter(id_.encode(), [part for item in fields.items() for part in item])
+            # A payload that stays is signed as it was verified: outside the letter it may have been
+            # exchanged since.
+            signed = body if payload is _UNCHANGED else edited.payload
+            headers = self._signatures.signed(signed or b"", letter.raw.get(KEY), edited.headers)
+            fields[b"headers"] = encode_headers(headers)
         new = await TopicAdminScripts.of(self._client).edit_letter(
             dlq=self._keys.dlq,
             dlq_index=self._keys.dlq_index,
@@ -282,21 +288,6 @@ class DeadLetters:
         if not entries:
             raise self._missing(id_)
         return Letter(*entries[0])
-
-    async def _is_signed(self, letter: Letter, signatures: MessageSignatures) -> bool:
-        body = await self._payload_of(letter)
-        headers, key = letter.stored_headers, letter.raw.get(KEY)
-        return body is not None and signatures.refusal(letter.id, body, key, headers) is None
-
-    async def _sign(
-        self, fields: dict[bytes, bytes], letter: Letter, signatures: MessageSignatures
-    ) -> None:
-        """Add the signature to the headers of an edited letter."""
-        edited = Letter(letter.id.encode(), [part for item in fields.items() for part in item])
-        body = await self._payload_of(edited)
-        if body is not None:
-            headers = signatures.signed(body, edited.raw.get(KEY), edited.headers)
-            fields[b"headers"] = encode_headers(headers)
 
     async def _payload_of(self, letter: Letter) -> bytes | None:
         if (payload := letter.payload) is not None:
@@ -459,6 +450,11 @@ class _Kind:
             groups=sorted(self._groups),
             sample=self._newest.view(codec),
         )
+
+
+def _is_signed(letter: Letter, body: bytes | None, signatures: MessageSignatures) -> bool:
+    headers, key = letter.stored_headers, letter.raw.get(KEY)
+    return body is not None and signatures.refusal(letter.id, body, key, headers) is None
 
 
 def _matches(letter: Letter, group: str | None, fingerprint: str | None) -> bool:

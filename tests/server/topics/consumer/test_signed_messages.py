@@ -12,7 +12,7 @@ from penstock import Fixed, Message, Outgoing, Penstock, RetryPolicy
 from penstock.errors import InvalidMessage
 from penstock.settings import Settings, SigningSettings, TopicSettings, WorkerSettings
 from penstock.testing.eventually import eventually
-from penstock.topics.storage.keys import PartitionKeys
+from penstock.topics.storage.keys import PartitionKeys, TopicKeys
 
 pytestmark = pytest.mark.settings(signing=signing(require="all"))
 
@@ -242,6 +242,34 @@ async def test_neither_a_replay_nor_half_an_edit_blesses_what_was_refused(app, c
     await topic.dead_letters.edit(letter.id, payload=2)
     await topic.dead_letters.replay()
     await eventually(lambda: seen == [(1, None), (2, None)])
+
+
+@pytest.mark.one_server
+async def test_an_edit_signs_the_payload_that_it_has_verified(app, consume, monkeypatch):
+    topic, seen = app.topic("orders"), []
+    await topic.send(secrets.token_hex(100_000))
+    ((_, fields),) = await entries(topic)
+    dlq = TopicKeys.of(app.redis.keys, "orders").dlq
+    await app.redis.call("XADD", dlq, "*", *fields, "partitionId", 0)
+    (letter,) = await letters_of(topic)
+    pipeline, read = app.redis.pipeline, []
+
+    async def exchanging(commands):
+        replies = await pipeline(commands)
+        for name, *arguments in commands:
+            if name == "GET":
+                read.append(arguments[0])
+                await app.redis.call("SET", arguments[0], json.dumps("y" * 300_000))
+        return replies
+
+    monkeypatch.setattr(app.redis, "pipeline", exchanging)
+    await topic.dead_letters.edit(letter.id, headers={"who": "me"})
+    monkeypatch.undo()
+    assert read
+    await topic.dead_letters.replay()
+    await consume(topic, seen.append)
+    letters = await letters_of(topic, 2)
+    assert ([letter.reason for letter in letters], seen) == (["refused", "refused"], [])
 
 
 async def _other_letter(topic, id_):
