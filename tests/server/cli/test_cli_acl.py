@@ -7,6 +7,7 @@ import pytest
 from tests.kit.acl_users import known_to
 from tests.kit.shell import refused
 
+from penstock.redis.address import parse_address
 from penstock.redis.client import Client
 from penstock.redis.keys.space import KeySpace
 from penstock.settings import Settings
@@ -76,6 +77,14 @@ def test_the_password_is_printed_as_its_digest_alone(acl):
         done = acl("--role", "worker", "--password-file", "secret", *form)
         assert f"#{digest}" in done.stdout
         assert "horse" not in done.stdout + done.stderr
+
+
+def test_a_password_file_is_read_as_programs_read_it(acl, tmp_path):
+    path = tmp_path / "foreign"
+    path.write_bytes(b"s3cret\r\n")
+    credentials = parse_address("redis://cache", Settings(password_file=str(path))).credentials
+    digest = hashlib.sha256(credentials.password.encode()).hexdigest()
+    assert f"#{digest}" in line_of(acl("--role", "worker", "--password-file", "foreign"))
 
 
 def test_the_namespace_is_that_of_the_settings_unless_another_is_given(acl, namespace):

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from io import BufferedReader
-from typing import cast
+from typing import TextIO, cast
 
 import click
 
@@ -28,7 +27,7 @@ __all__ = ["acl"]
 @click.option("--user", default="", help="Name of the user (default: penstock- and the role).")
 @click.option(
     "--password-file",
-    type=click.File("rb"),
+    type=click.File(encoding="utf-8"),
     metavar="FILE",
     help="Print the SHA-256 of the password in this file; - for standard input.",
 )
@@ -46,7 +45,7 @@ def acl(
     role: str,
     namespace: str | None,
     user: str,
-    password_file: BufferedReader | None,
+    password_file: TextIO | None,
     server: str,
     for_file: bool,
     as_json: bool,
@@ -78,9 +77,9 @@ def acl(
         )
 
 
-def _password(file: BufferedReader) -> str:
+def _password(file: TextIO) -> str:
     try:
-        password = file.read().decode().removesuffix("\n")
+        password = file.read().removesuffix("\n")  # as the setting password_file is read
     except UnicodeDecodeError:
         password = ""
     if not password:
