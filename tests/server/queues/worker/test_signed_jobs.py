@@ -318,6 +318,17 @@ async def test_a_job_that_expires_is_replayed_where_the_keys_are(workplace, app,
     await eventually(lambda: seen == ["x", "x"])
 
 
+async def test_a_replay_signs_no_altered_job_that_expires(workplace, app, note, ran):
+    await note.with_options(expires=3600).send(1)
+    (good,) = await stored(note.queue)
+    await push(note.queue, good.replace(b"[1]", b"[6]"))
+    await workplace.start(app)
+    await refused(note.queue)
+    replayed = await app.queues.dead_letters("mail").replay()
+    assert (replayed.replayed, len(replayed.skipped)) == (0, 1)
+    assert ran == [1]
+
+
 async def test_moved_jobs_are_signed_for_their_new_queue_if_they_were_signed(
     workplace, app, note, ran, open_app
 ):

@@ -13,6 +13,7 @@ from penstock.errors import InvalidMessage
 from penstock.settings import Settings, SigningSettings, TopicSettings, WorkerSettings
 from penstock.testing.eventually import eventually
 from penstock.topics.storage.keys import PartitionKeys, TopicKeys
+from penstock.topics.storage.message_signatures import MessageSignatures
 
 pytestmark = pytest.mark.settings(signing=signing(require="all"))
 
@@ -275,6 +276,14 @@ async def test_an_edit_signs_the_payload_that_it_has_verified(app, consume, monk
 async def _other_letter(topic, id_):
     letters = (await topic.dead_letters.list()).letters
     return [letter.id for letter in letters] not in ([], [id_])
+
+
+@pytest.mark.one_server
+def test_no_key_is_another_key_than_an_empty_one(app):
+    signatures = MessageSignatures(app.redis, "orders")
+    headers = signatures.signed(b"1", None, None)
+    assert signatures.refusal("0-1-0", b"1", None, headers) is None
+    assert signatures.refusal("0-1-0", b"1", b"", headers).error_code == "altered"
 
 
 @pytest.mark.one_server
