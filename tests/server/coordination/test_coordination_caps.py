@@ -3,6 +3,7 @@
 import pytest
 
 from penstock.coordination.feeds.keys import FeedKeys, FeedsKeys
+from penstock.coordination.feeds.registry import note_feed
 from penstock.coordination.runs.keys import RunKeys, RunsKeys
 from penstock.coordination.windows.keys import WindowKeys
 from penstock.errors import RunMissing, TooMany
@@ -33,6 +34,14 @@ async def test_no_more_feeds_are_made_than_the_setting_allows(app):
     assert await app.feed("c").publish("x", 1) == 1
     with pytest.raises(TooMany):
         await app.feed("b").publish("x", 1)
+
+
+@pytest.mark.settings(feeds={"max_feeds": 1})
+async def test_a_feed_that_is_about_to_get_its_first_event_is_counted(app):
+    await note_feed(app.redis, "a")
+    with pytest.raises(TooMany):
+        await app.feed("b").publish("x", 1)
+    assert await app.feed("a").publish("x", 1) == 1
 
 
 @pytest.mark.settings(feeds={"max_feeds": 1})
