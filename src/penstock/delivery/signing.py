@@ -12,10 +12,10 @@ import re
 import secrets
 import stat
 from base64 import b64decode, b64encode
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
 from functools import partial
-from pathlib import Path
-from typing import Final
+from typing import IO, Final
 from weakref import WeakKeyDictionary
 
 from penstock.errors import BadSignature, SettingError
@@ -24,6 +24,7 @@ from penstock.settings import SigningSettings
 
 __all__ = ["Signer", "SigningKeys", "add_key", "read_keys"]
 
+_FILE: Final = "signing.keys_file"
 _VERSION: Final = "1"
 _SECRET_BYTES: Final = 32
 _LARGEST_FILE: Final = 64 * 1024
@@ -123,22 +124,31 @@ class Signer:
 
 def read_keys(path: str) -> dict[str, bytes]:
     """Read a file of keys by their ids; `SettingError` if others may read or exchange it."""
-    name = "signing.keys_file"
+    with _opened(path, "rb") as file:
+        return _keys_in(file, path)
+
+
+@contextmanager
+def _opened(path: str, mode: str) -> Generator[IO[bytes]]:
     try:
-        with open(path, "rb", opener=_without_waiting) as file:
-            status = os.fstat(file.fileno())
-            if not stat.S_ISREG(status.st_mode) or status.st_size > _LARGEST_FILE:
-                raise SettingError(name, path, f"a regular file of at most {_LARGEST_FILE} bytes")
-            if status.st_uid not in {0, os.geteuid()}:
-                raise SettingError(name, path, "a file of this user")
-            if status.st_mode & _OTHERS:
-                raise SettingError(name, path, f"a file for its owner alone: chmod 600 {path}")
-            text = file.read(_LARGEST_FILE).decode()
+        with open(path, mode, opener=_without_waiting) as file:
+            yield file
     except OSError as error:
-        raise SettingError(name, path, f"a readable file ({error.strerror})") from None
+        raise SettingError(_FILE, path, f"a readable file ({error.strerror or error})") from None
+
+
+def _keys_in(file: IO[bytes], path: str) -> dict[str, bytes]:
+    status = os.fstat(file.fileno())
+    if not stat.S_ISREG(status.st_mode) or status.st_size > _LARGEST_FILE:
+        raise SettingError(_FILE, path, f"a regular file of at most {_LARGEST_FILE} bytes")
+    if status.st_uid not in {0, os.geteuid()}:
+        raise SettingError(_FILE, path, "a file of this user")
+    if status.st_mode & _OTHERS:
+        raise SettingError(_FILE, path, f"a file for its owner alone: chmod 600 {path}")
+    try:
+        return _parsed(file.read(_LARGEST_FILE).decode(), _FILE)
     except UnicodeDecodeError:
-        raise SettingError(name, path, "a text file") from None
-    return _parsed(text, name)
+        raise SettingError(_FILE, path, "a text file") from None
 
 
 def _without_waiting(path: str, flags: int) -> int:
@@ -159,14 +169,13 @@ def add_key(path: str, id_: str) -> None:
             file.write(line)
             return
     except FileExistsError:
-        if id_ in read_keys(path):
-            raise SettingError("key id", id_, f"an id that is not in {path} yet") from None
+        pass
     except OSError as error:
-        raise SettingError(
-            "signing.keys_file", path, f"a file that can be made ({error.strerror})"
-        ) from None
-    with Path(path).open("a") as file:
-        file.write(f"\n{line}")  # the last line may have no end
+        raise SettingError(_FILE, path, f"a file that can be made ({error.strerror})") from None
+    with _opened(path, "r+b") as file:  # once: what is written to is what was checked
+        if id_ in _keys_in(file, path):
+            raise SettingError("key id", id_, f"an id that is not in {path} yet")
+        file.write(f"\n{line}".encode())  # the last line may have no end
 
 
 def _parsed(text: str, setting: str) -> dict[str, bytes]:

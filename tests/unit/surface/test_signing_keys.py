@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from tests.kit.signing import KEYS, NEW, OLD, signing
 
+from penstock.delivery import signing as signatures
 from penstock.delivery.signing import SigningKeys, add_key, read_keys
 from penstock.errors import BadSignature, SettingError
 from penstock.settings import Settings, SigningSettings
@@ -52,6 +53,20 @@ def test_no_key_is_added_where_others_may_read_it(keys_file, tmp_path):
     for place in (tmp_path, tmp_path / "missing" / "file"):
         with pytest.raises(SettingError):
             add_key(str(place), "second")
+
+
+def test_a_new_key_goes_into_the_file_that_was_checked_alone(keys_file, tmp_path, monkeypatch):
+    path, other = keys_file(OLD), tmp_path / "other"
+    other.write_text("")
+    parsed = signatures._parsed
+
+    def exchanging(text, setting):
+        other.replace(path)
+        return parsed(text, setting)
+
+    monkeypatch.setattr(signatures, "_parsed", exchanging)
+    add_key(str(path), "later")
+    assert not Path(path).read_text()
 
 
 def test_keys_of_file_and_environment_are_used_together(keys_file):
