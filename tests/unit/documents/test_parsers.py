@@ -428,6 +428,18 @@ FAKES = {
     "unknown kind": f"{HELLO}; s.recv(9999); p = Part([Chunk('a', 'b')], 'txt'); "
     "s.sendall(frame(Read(p, 1)))",
     "no progress": f"{HELLO}; s.recv(9999); s.sendall(frame(Read(Part([], 'pdf', 0, 9), 1)))",
+    "a page too few": f"{HELLO}; s.recv(9999); s.sendall(frame(Read(Part([], 'pdf', 5, 9), 1)))",
+    "endless pages": f"{HELLO}; s.recv(9999); p = Part([], 'pdf', 10, 2**40); "
+    "s.sendall(frame(Read(p, 1)))",
+    "another type": f"{HELLO}; s.recv(9999); s.sendall(frame(Read(Part([Chunk('a')], 'exe'), 1)))",
+    "endless title": f"{HELLO}; s.recv(9999); p = Part([Chunk('a')], 'txt', title=9999 * 'a'); "
+    "s.sendall(frame(Read(p, 1)))",
+    "endless headings": f"{HELLO}; s.recv(9999); c = Chunk('a', headings=9999 * ('ab',)); "
+    "s.sendall(frame(Read(Part([c], 'txt'), 1)))",
+    "endless chunks": f"{HELLO}; s.recv(9999); p = Part([Chunk('ab')] * (2 << 20), 'txt'); "
+    "s.sendall(frame(Read(p, 1)))",
+    "endless suggestions": f"{HELLO}; s.recv(9999); "
+    "s.sendall(frame(Refused('parse', 'ERR_X', 'no', 99 * ('ab',))))",
     "hangs up": f"{HELLO}; s.recv(9999); s.close()",
 }
 
@@ -449,6 +461,27 @@ async def test_a_child_that_was_taken_over_is_not_believed(
 
     assert isinstance(error, ParserDied)
     await eventually(lambda: not parsers.pids)
+
+
+async def test_a_child_that_was_taken_over_cannot_give_endless_text(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = (
+        "import sys, socket; sys.path[:] = sys.argv[3:]; "
+        "from penstock.pipelines.documents.parsing.sandbox.child_program import _framed as frame; "
+        "from penstock.pipelines.documents.parsing.sandbox.protocol import *; "
+        "from penstock.pipelines.documents.parsing.chunks import *; "
+        f"s = socket.socket(fileno=int(sys.argv[1])); {HELLO}; "
+        "chunks = [Chunk(60_000 * 'a')] * 100; "
+        "[s.recv(9999) and s.sendall(frame(Read(Part(chunks, 'pdf', n, 99), 1))) "
+        "for n in range(1, 100)]"
+    )
+    monkeypatch.setattr(process, "_PROGRAM", program)
+
+    async with Parsers(DocumentSettings(parsers=1, part_pages=1, largest_text=9)) as parsers:
+        error = await refused(parsers, tmp_path / "a.pdf", TEXT)
+
+    assert (type(error), error.error_code) == (ParseError, "ERR_TOO_MUCH_TEXT")
 
 
 async def test_a_missing_library_is_told(

@@ -7,7 +7,7 @@ import os
 from typing import BinaryIO, Final, Literal
 
 from penstock.errors import DocumentError, DocumentRefused, ParseError, UnsupportedFile
-from penstock.pipelines.documents.parsing.chunks import Part
+from penstock.pipelines.documents.parsing.chunks import MOST_CHUNKS, Part
 from penstock.pipelines.documents.parsing.formats import docx, html, markdown, pdf, text
 from penstock.pipelines.documents.parsing.formats.blocks import ParsedDocument, ParseLimits
 from penstock.pipelines.documents.parsing.refusal_codes import explained
@@ -76,6 +76,9 @@ def _part(
     order: wire.PartRequest, parsed: ParsedDocument, found: str, done: int = 1, total: int = 1
 ) -> Part:
     chunks = split(parsed.blocks, order.chunking)
+    if len(chunks) > MOST_CHUNKS:
+        reason = f"there are more than {MOST_CHUNKS:,} chunks in one part of the document"
+        raise explained(ParseError, "ERR_TOO_MANY_ELEMENTS", reason)
     return Part(chunks, found, done, total, parsed.title[:500], parsed.warnings)
 
 

@@ -21,7 +21,7 @@ from penstock.errors import (
     ParserDied,
     UnsupportedFile,
 )
-from penstock.pipelines.documents.config.models import Chunking
+from penstock.pipelines.documents.config.models import TYPES, Chunking
 from penstock.pipelines.documents.parsing.chunks import Part
 from penstock.pipelines.documents.parsing.refusal_codes import explained
 from penstock.pipelines.documents.parsing.sandbox import protocol as wire
@@ -53,10 +53,6 @@ _GROWTH: Final = 0.25
 
 _SHARE: Final = 0.5
 """Share of the machine's memory that all children of a pool may have together."""
-
-# Bounds of a refusal, whose sender may have been taken over.
-_LONGEST_TEXT: Final = 1_000
-_MOST_SUGGESTIONS: Final = 10
 
 
 class Parsers:
@@ -266,7 +262,7 @@ class _Parts:
         self._name, self._size, self._declared, self._chunking = name, size, declared, chunking
         self._settings, self._ocr, self._by_content = settings, ocr, by_content
         self.parts = self._end = self._done = self._total = 0
-        self._blank = self._failed = self._failed_in_a_row = self._chunks = 0
+        self._blank = self._failed = self._failed_in_a_row = self._characters = 0
         self._type, self.ended = "", False
 
     def next_request(self) -> wire.PartRequest:
@@ -284,14 +280,21 @@ class _Parts:
         )
 
     def take(self, read: wire.Read) -> Part:
-        """The part; the last one with the warnings about the whole document."""
+        """The part; the last one with the warnings about the whole document.
+
+        ParseError if the chunks are larger than those of any document: a child that was taken over
+        could give the whole of `largest_text` with every part.
+        """
         part, pages = read.part, read.part.done - self._done
+        self._characters += sum(len(chunk.text) for chunk in part.chunks)
+        if self._characters > wire.largest_body(self._settings.largest_text):
+            reason = "the chunks of the document are larger than its text may be"
+            raise explained(ParseError, "ERR_TOO_MUCH_TEXT", reason, self._name)
         self.parts += 1
         self._type, self._done, self._total = part.type, part.done, part.total
         self._end = read.end
         self._blank += read.blank
         self._failed += read.failed
-        self._chunks += len(part.chunks)
         hopeless = read.failed == pages
         self._failed_in_a_row = self._failed_in_a_row + pages if hopeless else 0
         lost = self._failed_in_a_row >= _HOPELESS
@@ -303,7 +306,7 @@ class _Parts:
 
     def check(self) -> None:
         """At the end: ParseError if there was no text at all."""
-        if self._chunks:
+        if self._characters:
             return
         if self._failed and not self._blank:
             reason = "none of the PDF's pages can be read"
@@ -351,7 +354,13 @@ def _log_fences(missing: Mapping[str, str]) -> None:
 
 
 def _check(read: wire.Read, request: wire.PartRequest) -> None:
-    if not request.first < read.part.done <= read.part.total:
+    part = read.part
+    pages = part.done - request.first
+    if not (
+        part.type in ((request.type,) if request.type else TYPES.values())
+        and part.done == min(request.last, part.total)
+        and read.blank + read.failed <= pages > 0
+    ):
         raise InvalidReply("parts that do not fit together")
 
 
@@ -362,8 +371,7 @@ def _refusal(refused: wire.Refused, name: str) -> DocumentError:
         "memory": ParserDied,
         "again": DocumentError,
     }
-    error = explained(kinds[refused.kind], refused.code, refused.reason[:_LONGEST_TEXT], name)
+    error = explained(kinds[refused.kind], refused.code, refused.reason, name)
     if error.suggestions:
         return error
-    suggestions = tuple(line[:_LONGEST_TEXT] for line in refused.suggestions[:_MOST_SUGGESTIONS])
-    return kinds[refused.kind](error.reason, error.error_code, suggestions)
+    return kinds[refused.kind](refused.reason, refused.code, refused.suggestions)

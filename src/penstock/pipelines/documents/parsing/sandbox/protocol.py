@@ -61,17 +61,19 @@ class PartRequest(msgspec.Struct, frozen=True, array_like=True):
 
 
 _Short = Annotated[str, msgspec.Meta(max_length=200)]
+_Line = Annotated[str, msgspec.Meta(max_length=1_000)]
+_Count = Annotated[int, msgspec.Meta(ge=0, le=1 << 40)]
 
 
 class Ready(msgspec.Struct, frozen=True, array_like=True, tag=0):
     """The child accepts requests."""
 
-    resident_kb: int
-    peak_kb: int
+    resident_kb: _Count
+    peak_kb: _Count
     """So far. On Linux children inherit the parent's peak."""
-    missing: dict[_Short, _Short] = {}
+    missing: Annotated[dict[_Short, _Short], msgspec.Meta(max_length=len(FENCES))] = {}
     """The fences that do not stand, and why."""
-    problem: str = ""
+    problem: _Line = ""
     """Why it does not: a library is missing."""
 
 
@@ -79,13 +81,13 @@ class Read(msgspec.Struct, frozen=True, array_like=True, tag=1):
     """A part that was read."""
 
     part: Part
-    end: int
+    end: _Count
     """Characters up to the end of this part."""
-    blank: int = 0
+    blank: _Count = 0
     """Pages without text."""
-    failed: int = 0
+    failed: _Count = 0
     """Pages that could not be read."""
-    resident_kb: int = 0
+    resident_kb: _Count = 0
 
 
 class Refused(msgspec.Struct, frozen=True, array_like=True, tag=2):
@@ -93,8 +95,8 @@ class Refused(msgspec.Struct, frozen=True, array_like=True, tag=2):
 
     kind: Literal["parse", "unsupported", "memory", "again"]
     code: Annotated[str, msgspec.Meta(pattern="^ERR_[A-Z_]{1,40}$")]
-    reason: str
-    suggestions: tuple[str, ...] = ()
+    reason: _Line
+    suggestions: Annotated[tuple[_Line, ...], msgspec.Meta(max_length=10)] = ()
 
 
 ParserReply = Ready | Read | Refused
