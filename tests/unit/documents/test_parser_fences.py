@@ -97,6 +97,39 @@ def test_a_parser_that_may_start_programs_harms_nothing_either(shared: Path, uid
     assert report["before"] == report["after"]
 
 
+PROCESSES_WITHOUT_NAMESPACE = """
+import os, resource, socket, sys
+from penstock.pipelines.documents.parsing.sandbox import fences
+from penstock.pipelines.documents.parsing.sandbox.protocol import ParserSetup
+
+class Refusing:
+    def __init__(self, libc): self.libc = libc
+    def unshare(self, flags): return -1
+    def __getattr__(self, name): return getattr(self.libc, name)
+
+leave = fences.leave
+fences.leave = lambda libc, program: leave(Refusing(libc), program)
+if uid := int(sys.argv[1]):
+    os.setresuid(uid, uid, uid)
+fences.raise_all(ParserSetup(1 << 30, 30, True), os.getppid(), socket.socketpair()[0])
+print(resource.getrlimit(resource.RLIMIT_NPROC)[0])
+"""
+
+
+@linux
+@pytest.mark.parametrize("uid", users())
+def test_text_recognition_starts_beside_many_processes_where_namespaces_are_refused(
+    uid: int,
+) -> None:
+    printed = subprocess.run(
+        (sys.executable, "-c", PROCESSES_WITHOUT_NAMESPACE, str(uid)),
+        stdout=subprocess.PIPE,
+        check=True,
+    ).stdout
+
+    assert (int(printed) == 16) == (uid == 0 == os.getuid())
+
+
 async def read(parsers: Parsers, path: Path, **options: Any) -> int:
     path.write_text("some text")  # noqa: ASYNC240  a few bytes
     descriptor = os.open(path, os.O_RDONLY)

@@ -29,7 +29,8 @@ _HEADROOM: Final = 64 << 20
 
 _FILES: Final = 64
 _OWN_PROCESSES: Final = 16
-_PROCESSES: Final = 4_096  # of a user with other processes, since they are counted per user
+_PROCESSES: Final = 4_096
+"""As the kernel counts per user: most of a user who has other processes."""
 
 
 def raise_all(setup: ParserSetup, parent: int, connection: socket.socket) -> Mapping[str, str]:
@@ -42,13 +43,15 @@ def raise_all(setup: ParserSetup, parent: int, connection: socket.socket) -> Map
     limit(resource.RLIMIT_CORE, 0)
     limit(resource.RLIMIT_FSIZE, 0)
     limit(resource.RLIMIT_NOFILE, _FILES)
+    processes = _PROCESSES
     missing["memory"] = "" if limit(resource.RLIMIT_AS, memory) else "the limit was not accepted"
     if sys.platform == "linux":
         libc = ctypes.CDLL(None, use_errno=True)
         program = shutil.which("tesseract") if setup.ocr else None
-        missing["network"], missing["privileges"] = leave(libc, program)
+        left = leave(libc, program)
+        missing["network"], missing["privileges"] = left.network, left.privileges
+        processes = _OWN_PROCESSES if left.counted_alone else _PROCESSES
         missing["files"] = restrict_files(libc, program)
-    processes = _PROCESSES if missing["privileges"] else _OWN_PROCESSES
     if hasattr(resource, "RLIMIT_NPROC"):
         limit(resource.RLIMIT_NPROC, processes if setup.ocr else 0)
     end_with_parent(parent, connection)  # a change of privileges resets it

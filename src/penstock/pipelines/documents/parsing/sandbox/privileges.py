@@ -7,8 +7,9 @@ import os
 import struct
 from contextlib import suppress
 from pathlib import Path
+from typing import NamedTuple
 
-__all__ = ["leave"]
+__all__ = ["Left", "leave"]
 
 _CLONE_NEWIPC, _CLONE_NEWUSER, _CLONE_NEWNET = 0x0800_0000, 0x1000_0000, 0x4000_0000
 _PR_SET_DUMPABLE, _PR_SET_NO_NEW_PRIVS = 4, 38
@@ -16,16 +17,30 @@ _CAPABILITIES_3 = 0x2008_0522
 _NEEDED = 1 << 5 | 1 << 6 | 1 << 7  # CAP_KILL for the parent, CAP_SETGID, CAP_SETUID
 
 
-def leave(libc: ctypes.CDLL, program: str | None) -> tuple[str, str]:
+class Left(NamedTuple):
+    """What a process has left behind."""
+
+    network: str
+    """Why it has not left the network, "" if it has."""
+    privileges: str
+    """Why it still has privileges, "" if it has none."""
+    counted_alone: bool
+    """The kernel does not count processes of others as its own."""
+
+
+def leave(libc: ctypes.CDLL, program: str | None) -> Left:
     """Leave the network, and give up all privileges, for good.
 
-    Returns what is left of the network and of the privileges, "" for nothing. Files that are open
-    stay usable. The `program` has to be one that all users can run.
+    Files that are open stay usable. The `program` has to be one that all users can run.
     """
     # Root does so first: in a user namespace it could not change its user id.
     gone = libc.unshare(_CLONE_NEWNET | _CLONE_NEWIPC) == 0
-    privileges = "" if os.geteuid() else _leave_root(program)
-    gone = gone or libc.unshare(_CLONE_NEWUSER | _CLONE_NEWNET | _CLONE_NEWIPC) == 0
+    was_root = os.geteuid() == 0
+    privileges = _leave_root(program) if was_root else ""
+    counted_alone = was_root and not privileges
+    if not gone:
+        gone = libc.unshare(_CLONE_NEWUSER | _CLONE_NEWNET | _CLONE_NEWIPC) == 0
+        counted_alone = counted_alone or gone
     network = "" if gone else f"network namespace: {os.strerror(ctypes.get_errno())}"
     header = struct.pack("=Ii", _CAPABILITIES_3, 0)
     if libc.capset(header, bytes(24)) != 0:
@@ -34,7 +49,7 @@ def leave(libc: ctypes.CDLL, program: str | None) -> tuple[str, str]:
         privileges = privileges or f"no_new_privs: {os.strerror(ctypes.get_errno())}"
     # Other processes of the same user can neither trace it nor read its memory.
     libc.prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0)
-    return network, privileges
+    return Left(network, privileges, counted_alone)
 
 
 def _leave_root(program: str | None) -> str:
