@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import ctypes
 import errno
+import fcntl
 import json
 import mmap
 import os
@@ -29,6 +30,7 @@ import msgspec
 import penstock.pipelines.documents.parsing.reading  # noqa: F401  imported before the user changes
 from penstock.pipelines.documents.config.models import Chunking
 from penstock.pipelines.documents.parsing import preloading
+from penstock.pipelines.documents.parsing.chunks import Chunk, Part
 from penstock.pipelines.documents.parsing.sandbox import child_program
 from penstock.pipelines.documents.parsing.sandbox import protocol as wire
 from penstock.processes.frames import frame, receive_frame
@@ -56,7 +58,7 @@ def call(name: str, *arguments: Any) -> Callable[[], None]:
     return run
 
 
-def hostile(folder: Path) -> dict[str, Callable[[], Any]]:
+def hostile(folder: Path, document: int) -> dict[str, Callable[[], Any]]:
     victim, parent = bytes(folder / "victim"), os.getppid()
     many, no_files = (ctypes.c_ulong * 2)(1, 1), (ctypes.c_ulong * 2)(0, 0)
     endless = (ctypes.c_ulong * 2)(2**64 - 1, 2**64 - 1)
@@ -110,6 +112,17 @@ def hostile(folder: Path) -> dict[str, Callable[[], Any]]:
         "netlink": lambda: socket.socket(socket.AF_NETLINK, socket.SOCK_RAW),
         "socket pair": socket.socketpair,
         "another descriptor over the line": lambda: socket.send_fds(line(), [b"x"], [0]),
+        "out-of-band data": lambda: line().send(b"x", socket.MSG_OOB),
+        "peek": lambda: line().recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT),
+        "signals of a descriptor to the parent": call(
+            "fcntl", line().fileno(), fcntl.F_SETOWN, parent
+        ),
+        "which signal": call("fcntl", line().fileno(), fcntl.F_SETSIG, signal.SIGKILL),
+        "lease": call("fcntl", document, fcntl.F_SETLEASE, fcntl.F_RDLCK),
+        "lock": call("flock", document, fcntl.LOCK_EX),
+        "another child of the parent": call(
+            "syscall", 220 if ARM else 56, 0x8000 | signal.SIGCHLD, 0, 0, 0, 0
+        ),
         "fork": lambda: os.fork() or os._exit(0),
         "exec": lambda: os.execv("/bin/true", ["true"]),
         "io_uring": call("syscall", 425, 4, bytes(120)),
@@ -152,10 +165,11 @@ def reaching_the_kernel() -> list[int]:
     return found
 
 
-def attack(order: wire.PartRequest, _descriptor: int) -> wire.Refused:
-    outcomes = {name: outcome(action) for name, action in hostile(Path(FOLDER)).items()}
+def attack(order: wire.PartRequest, descriptor: int) -> wire.Read:
+    actions = hostile(Path(FOLDER), descriptor)
+    outcomes = {name: outcome(action) for name, action in actions.items()}
     reached = reaching_the_kernel() if not order.ocr else []
-    return wire.Refused("parse", "ERR_ATTACK", json.dumps([outcomes, reached]))
+    return wire.Read(Part([Chunk(json.dumps([outcomes, reached]))], "txt"), 1)
 
 
 def state(folder: Path) -> dict[str, Any]:
@@ -218,7 +232,7 @@ def main() -> None:
         reply = msgspec.msgpack.decode(receive_frame(ours), type=wire.ParserReply)
     except EOFError:
         sys.exit(f"the child ended: {os.wait()}")
-    outcomes, reached = json.loads(reply.reason)
+    outcomes, reached = json.loads(reply.part.chunks[0].text)
     ours.close()
     os.wait()
     print(

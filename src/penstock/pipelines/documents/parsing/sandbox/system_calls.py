@@ -22,11 +22,11 @@ _PARSING: Final = """
 """
 _CHECKED: Final = """
     mmap 9 222, mprotect 10 226, prlimit64 302 261, tgkill 234 131, clone 56 220, clone3 435 435
-    sendto 44 206, recvfrom 45 207, recvmsg 47 212
+    sendto 44 206, recvfrom 45 207, recvmsg 47 212, fcntl 72 25
 """
 _RECOGNITION: Final = """
     write 1 64, writev 20 66, pipe 22 -, pipe2 293 59, dup 32 23, dup2 33 -, dup3 292 24
-    fcntl 72 25, fstat 5 80, lseek 8 62, open 2 -, openat 257 56, close_range 436 436
+    fstat 5 80, lseek 8 62, open 2 -, openat 257 56, close_range 436 436
     stat 4 -, lstat 6 -, newfstatat 262 79, statx 332 291, access 21 -, faccessat 269 48
     faccessat2 439 439, readlink 89 -, readlinkat 267 78, getdents64 217 61, statfs 137 43
     fstatfs 138 44, getcwd 79 17, chdir 80 49, umask 95 166, fadvise64 221 223
@@ -44,6 +44,7 @@ _FOREIGN_CALLS: Final = 0x4000_0000  # of x32, under which everything has a seco
 
 _PROT_EXEC: Final = 4
 _NAMESPACES: Final = 0x7E02_0000
+_AS_SIBLING: Final = 0x8000
 _RLIMIT_CPU: Final = 0
 _ALL: Final = 0xFFFF_FFFF
 
@@ -108,13 +109,17 @@ def _numbers(table: str, column: int) -> dict[str, int]:
 
 
 def _checks(line: int, *, ocr: bool) -> Iterator[tuple[str, tuple[_Check, ...]]]:
-    for name in ("sendto", "recvfrom", "recvmsg"):
-        yield name, (_Check(0, line),)
+    # Without flags: out-of-band data of unix sockets has had exploitable bugs (CVE-2025-38236).
+    yield "sendto", (_Check(0, line), _Check(3, 0))
+    yield "recvfrom", (_Check(0, line), _Check(3, 0))
+    yield "recvmsg", (_Check(0, line), _Check(2, 0))
     yield "tgkill", (_Check(0, os.getpid()),)  # abort() signals its own process
     if ocr:
         yield "mmap", ()
         yield "mprotect", ()
-        yield "clone", (_Check(0, 0, _NAMESPACES),)
+        yield "clone", (_Check(0, 0, _NAMESPACES | _AS_SIBLING),)
+        # F_DUPFD to F_GETFL only: others have signals sent to the parent, or take leases of a file.
+        yield "fcntl", (_Check(1, 0, ~3 & _ALL),)
         yield "prlimit64", (_Check(0, 0),)
     else:
         yield "mmap", (_Check(2, 0, _PROT_EXEC),)
