@@ -67,6 +67,8 @@ class DocumentSettings(Group):
     """Processor time for one part of a document."""
     parse_wall_s: Seconds = 300.0
     """Time for one part of a document."""
+    parse_total_s: Seconds = 14_400.0
+    """Time for all parts of a document, which counts from the last interruption."""
     part_pages: Annotated[int, Meta(ge=1, le=10_000)] = 50
     """Pages of a PDF per part; an interrupted job continues after its last complete part."""
     largest_text: Annotated[int, Meta(ge=1, le=2**31)] = 64 * 1024 * 1024

@@ -6,7 +6,7 @@ import pytest
 from tests.kit.library import Library, new_home, paragraphs
 from tests.kit.pdf_files import one_page, stream
 
-from penstock.errors import ParserDied, StoreAway
+from penstock.errors import ParseError, ParserDied, StoreAway
 from penstock.testing.eventually import eventually
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -79,7 +79,62 @@ async def test_a_replay_gives_a_deadly_file_another_two_attempts(open_library):
     assert "incoming" in rag.files()
 
 
-@pytest.mark.parametrize("code", ["ERR_PARSER_START", "ERR_PARSER_CLOSED"])
+async def test_a_file_is_not_blamed_for_a_parser_that_had_read_another_one(open_library):
+    library = await open_library(parse_memory_mb=SMALL_MB, parsers=1)
+    rag = library.rag()
+    assert (await rag.take("a.txt", paragraphs("one")))["status"] == "done"
+    job_id = await dies_once(library, rag, "a.pdf")
+    assert (await library.record(job_id))["error_code"] == "ERR_PARSER_LOST"
+
+    assert (await rag.take("b.txt", paragraphs("another")))["status"] == "done"
+    await library.hurry(job_id)
+
+    async def read_again() -> bool:
+        return (await library.record(job_id))["error_code"] == "ERR_OUT_OF_MEMORY"
+
+    await eventually(read_again)  # alone, though the parser of its RAG was idle
+    await library.hurry(job_id)
+    assert (await library.ended(job_id))["retry_count"] == 2
+
+
+async def test_deaths_of_a_file_that_was_read_at_last_are_forgotten(library, monkeypatch):
+    rag, parsers, attempts = library.rag(), library.documents._parsers, []
+    read = parsers._read
+
+    async def dies_every_other_time(*arguments, **words):
+        attempts.append(1)
+        if len(attempts) % 2 == 0:
+            return await read(*arguments, **words)
+        raise ParserDied("it crashed", "ERR_PARSER_CRASHED")
+
+    monkeypatch.setattr(parsers, "_read", dies_every_other_time)
+    for reindex in (False, True):
+        job_id = await rag.send("a.txt", paragraphs("forgotten"), reindex=reindex)
+        await library.is_now(job_id, "retrying")
+        await library.hurry(job_id)
+        assert (await library.ended(job_id))["status"] == "done"
+
+
+async def test_a_file_that_is_written_to_is_not_remembered_as_bad(library, monkeypatch):
+    rag, parsers = library.rag(), library.documents._parsers
+    path, read = rag.put("a.txt", paragraphs("one")), parsers._read
+
+    async def meets_half_of_it(*arguments, **words):
+        monkeypatch.setattr(parsers, "_read", read)
+        with path.open("a") as file:
+            file.write("\n\n" + paragraphs("two"))
+        raise ParseError("half a document", "ERR_PARSE_FAILED")
+
+    monkeypatch.setattr(parsers, "_read", meets_half_of_it)
+    job_id = await rag.push("a.txt")
+    await library.is_now(job_id, "retrying")
+    assert (await library.record(job_id))["error_code"] == "ERR_FILE_CHANGED"
+    await library.hurry(job_id)
+    told = await library.ended(job_id)
+    assert (told["status"], told["chunks_created"]) == ("done", 2)
+
+
+@pytest.mark.parametrize("code", ["ERR_PARSER_START", "ERR_PARSER_CLOSED", "ERR_PARSER_KILLED"])
 async def test_what_is_not_the_files_fault_is_not_counted(library, monkeypatch, code):
     rag = library.rag()
     error, parsers = ParserDied("not its fault", code), library.documents._parsers

@@ -82,8 +82,15 @@ def frozen(pid: int) -> Iterator[None]:
             os.kill(pid, signal.SIGCONT)
 
 
-async def warm(parsers: Parsers, folder: Path) -> int:
-    await read(parsers, folder / "warm.txt", b"warm")
+async def warm(parsers: Parsers, folder: Path, owner: str = "") -> int:
+    """Have a child that has read a document."""
+    await read(parsers, folder / "warm.txt", b"warm", owner=owner)
+    return parsers.pids[0]
+
+
+async def started(parsers: Parsers) -> int:
+    """Have a child that has read nothing."""
+    await parsers.prove()
     return parsers.pids[0]
 
 
@@ -322,7 +329,7 @@ async def test_a_file_that_needs_too_much_memory_kills_only_its_child(tmp_path: 
     peaks: list[int] = []
 
     async with Parsers(DocumentSettings(parsers=1, parse_memory_mb=cap_mb)) as parsers:
-        await warm(parsers, tmp_path)
+        await started(parsers)
         reading = asyncio.create_task(refused(parsers, tmp_path / "bomb.pdf", bomb))
         while not reading.done():
             peaks += [_peak_kb(pid, "VmPeak") for pid in parsers.pids]
@@ -346,7 +353,7 @@ def _peak_kb(pid: int, field: str) -> int:
 @pytest.mark.parametrize(
     ("number", "kind", "code"),
     [
-        (signal.SIGKILL, ParserDied, "ERR_OUT_OF_MEMORY"),
+        (signal.SIGKILL, ParserDied, "ERR_PARSER_KILLED"),
         (signal.SIGSEGV, ParserDied, "ERR_PARSER_CRASHED"),
         (signal.SIGXCPU, ParseError, "ERR_PARSE_TOO_SLOW"),
     ],
@@ -354,7 +361,7 @@ def _peak_kb(pid: int, field: str) -> int:
 async def test_a_child_that_dies_amid_a_part_says_how_and_is_replaced(
     parsers: Parsers, tmp_path: Path, number: int, kind: type[Exception], code: str
 ) -> None:
-    pid = await warm(parsers, tmp_path)
+    pid = await started(parsers)
     with frozen(pid):
         reading = asyncio.create_task(refused(parsers, tmp_path / "a.txt", TEXT))
         await eventually(lambda: parsers.at_work)
@@ -364,6 +371,49 @@ async def test_a_child_that_dies_amid_a_part_says_how_and_is_replaced(
     assert (type(error), error.error_code) == (kind, code)
     assert await read(parsers, tmp_path / "a.txt", TEXT)
     assert parsers.started == 2
+
+
+@pytest.mark.parametrize("number", [signal.SIGSEGV, signal.SIGXCPU])
+async def test_a_death_is_not_blamed_on_a_document_if_an_earlier_one_may_have_caused_it(
+    parsers: Parsers, tmp_path: Path, number: int
+) -> None:
+    with frozen(await warm(parsers, tmp_path)):
+        reading = asyncio.create_task(refused(parsers, tmp_path / "a.txt", TEXT))
+        await eventually(lambda: parsers.at_work)
+        os.kill(parsers.pids[0], number)
+    error = await reading
+
+    assert (type(error), error.error_code) == (ParserDied, "ERR_PARSER_LOST")
+
+
+async def test_a_child_reads_documents_of_one_owner_only(parsers: Parsers, tmp_path: Path) -> None:
+    first = await warm(parsers, tmp_path, "one")
+    assert await warm(parsers, tmp_path, "one") == first
+
+    assert await warm(parsers, tmp_path, "another") != first
+    assert len(parsers.pids) == 1
+
+
+async def test_parts_that_are_each_within_their_time_do_not_go_on_for_ever(
+    tmp_path: Path,
+) -> None:
+    data = written(["text"] * 3)
+    async with Parsers(DocumentSettings(parsers=1, part_pages=1, parse_total_s=1e-9)) as parsers:
+        error = await refused(parsers, tmp_path / "a.pdf", data)
+
+    assert (type(error), error.error_code) == (ParseError, "ERR_PARSE_TOO_SLOW")
+
+
+@linux
+async def test_a_child_has_no_more_memory_than_all_together_may_have(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pool, "memory_bytes", lambda: 1 << 30)
+    async with Parsers(DocumentSettings(parsers=1)) as parsers:
+        pid = await warm(parsers, tmp_path)
+        limits = Path(f"/proc/{pid}/limits").read_text()  # noqa: ASYNC240  of the kernel
+
+    assert f"Max address space         {512 << 20} " in limits
 
 
 async def test_a_child_that_dies_while_idle_is_not_noticed(
@@ -377,7 +427,7 @@ async def test_a_child_that_dies_while_idle_is_not_noticed(
 
 async def test_a_part_that_takes_too_long_ends_its_child(tmp_path: Path) -> None:
     async with Parsers(DocumentSettings(parsers=1, parse_wall_s=1.0)) as parsers:
-        pid = await warm(parsers, tmp_path)
+        pid = await started(parsers)
         with frozen(pid):
             error = await refused(parsers, tmp_path / "a.txt", TEXT)
             await eventually(lambda: not is_alive(pid))

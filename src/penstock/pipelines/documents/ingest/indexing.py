@@ -164,6 +164,8 @@ class Indexer:
             name=state.final_name,
             declared=TYPES.get(Path(state.final_name).suffix.lower(), ""),
             chunking=state.rag.chunking,
+            # Alone at a repetition, so that a death of its parser is its own.
+            owner=state.message.job_id if state.retries else rag_id,
             ocr=state.rag.sources.ocr,
             by_content=state.message.options.skip_validation,
             spool=self._spool(state) if state.size >= _SPOOLED else None,

@@ -164,13 +164,12 @@ class Intake:
                 former=former.sealed if former is not None else 0,
             )
             metadata = _metadata(state.message, former)
-            indexed = await self._indexer.index(state, file, target, embedder, metadata)
-            if file.changed():
-                raise DocumentError(
-                    "the file was written to while it was read",
-                    "ERR_FILE_CHANGED",
-                    ("It is retried automatically. Write files elsewhere, then rename them",),
-                )
+            try:
+                indexed = await self._indexer.index(state, file, target, embedder, metadata)
+            except (DocumentRefused, ParserDied):
+                _check_unchanged(file)  # else the error says nothing about the file as it was
+                raise
+            _check_unchanged(file)
             version = DocumentVersion(
                 chunks=indexed.chunks,
                 size=file.size,
@@ -182,6 +181,8 @@ class Intake:
             )
             match sealed.verdict:
                 case "sealed":
+                    if state.retries:
+                        await resources.ledger.acquit(state.digest)
                     if begun.generation > 1:
                         await resources.vectors.delete_before(
                             row.physical, state.doc_id, begun.generation
@@ -351,6 +352,15 @@ class Intake:
         """End a job whose copy is outdated; the rebuild queues another if it still needs one."""
         await self._resources.ledger.end_job(state.attempt, "done")
         return {"document": state.doc_id, "superseded": True}
+
+
+def _check_unchanged(file: OpenFile) -> None:
+    if file.changed():
+        raise DocumentError(
+            "the file was written to while it was read",
+            "ERR_FILE_CHANGED",
+            ("It is retried automatically. Write files elsewhere, then rename them",),
+        )
 
 
 async def _digest(file: OpenFile) -> str:

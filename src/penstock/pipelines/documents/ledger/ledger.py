@@ -253,6 +253,10 @@ class DocumentLedger(LedgerTables):
         )
         return bool(found[0][0] >= DEADLY)
 
+    async def acquit(self, digest: str) -> None:
+        """Forget deaths of parsers by this file: it was read, so they had other causes."""
+        await self._write("DELETE FROM rag_parser_deaths WHERE digest = ?", digest)
+
     async def cancelled(self, rag_id: str, doc_id: str, job_id: str) -> int:
         """Mark the attempt of a job as cancelled; its generation, 0 if it began nothing.
 

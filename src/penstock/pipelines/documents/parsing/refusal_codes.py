@@ -6,7 +6,7 @@ from typing import Final, TypeVar
 
 from penstock.errors import DocumentError
 
-__all__ = ["BY_THE_FILE", "SUGGESTIONS", "explained"]
+__all__ = ["BY_THE_FILE", "DEATHS", "SUGGESTIONS", "explained"]
 
 E = TypeVar("E", bound=DocumentError)
 
@@ -56,10 +56,13 @@ SUGGESTIONS: Final[dict[str, tuple[str, ...]]] = {
     "ERR_PARSE_TIMEOUT": ("Raise documents.parse_wall_s if the machine is slow or busy",),
     "ERR_PARSE_FAILED": ("Export the document again, or in another format",),
     "ERR_OUT_OF_MEMORY": (
-        "Raise documents.parse_memory_mb, or split the document",
-        "Give the machine more memory, or run fewer parsers (documents.parsers)",
+        "Split the document, or raise documents.parse_memory_mb if it is known to be good",
     ),
     "ERR_PARSER_CRASHED": ("Export the document again: its file crashes the reader",),
+    "ERR_PARSER_KILLED": (
+        "Give the machine more memory, or run fewer parsers (documents.parsers)",
+    ),
+    "ERR_PARSER_LOST": ("Nothing: it is read again by a parser of its own",),
     "ERR_PARSER_CLOSED": ("Nothing: the worker was stopped, another one reads the document",),
     "ERR_PARSER_START": ("Install what reads documents: pip install 'penstock[documents]'",),
     "ERR_OCR_FAILED": ("Check that tesseract works: tesseract --version",),
@@ -69,6 +72,9 @@ SUGGESTIONS: Final[dict[str, tuple[str, ...]]] = {
 
 BY_THE_FILE: Final = frozenset(("ERR_OUT_OF_MEMORY", "ERR_PARSER_CRASHED", "ERR_PARSE_TIMEOUT"))
 """Deaths of a parser that its file has caused, or may have."""
+
+DEATHS: Final = BY_THE_FILE | {"ERR_PARSE_TOO_SLOW"}
+"""Deaths of a parser that this file or one read before has caused."""
 
 
 def explained(kind: type[E], code: str, reason: str, name: str = "filename") -> E:

@@ -46,6 +46,11 @@ class ParserProcess(Child):
     def __init__(self, setup: wire.ParserSetup, largest_body: int) -> None:
         super().__init__(_PROGRAM, kept_environ=_KEPT_ENVIRON)
         self.ocr = setup.ocr
+        self.owner: str | None = None
+        """Whose documents it reads; None before the first one."""
+        self.has_read_others = False
+        """It has read another document before the present one."""
+        self._document: object = None
         self.parts = self.resident_kb = self.first_resident_kb = 0
         self.missing_fences: Mapping[str, str] = {}
         """By fence, why it does not stand; known when it is ready."""
@@ -65,6 +70,13 @@ class ParserProcess(Child):
         self.inherited_kb = reply.peak_kb
         self.missing_fences = reply.missing
         return reply
+
+    def assign(self, owner: str, document: object) -> None:
+        """Have it read a part of this document next."""
+        self.owner = owner
+        if self._document not in (None, document):
+            self.has_read_others = True
+        self._document = document
 
     async def read(
         self, request: wire.PartRequest, file: int, within_s: float

@@ -7,6 +7,7 @@ import fcntl
 import logging
 import os
 import signal
+import time
 from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 from typing import Final, Self
@@ -23,7 +24,7 @@ from penstock.errors import (
 )
 from penstock.pipelines.documents.config.models import TYPES, Chunking
 from penstock.pipelines.documents.parsing.chunks import Part
-from penstock.pipelines.documents.parsing.refusal_codes import explained
+from penstock.pipelines.documents.parsing.refusal_codes import DEATHS, explained
 from penstock.pipelines.documents.parsing.sandbox import protocol as wire
 from penstock.pipelines.documents.parsing.sandbox.parser_process import (
     InvalidReply,
@@ -62,13 +63,14 @@ class Parsers:
             async for part in parsers.parse(fd, name="a.pdf", declared="pdf", chunking=chunking):
                 ...
 
-    A child reads one part at a time and is free between two parts of a document. It is started when
-    needed, and again after it died; it ends with the pool, and with the process of the pool.
+    A child reads one part at a time and is free between two parts of a document. It reads documents
+    of one owner only: taken over by one of them, it could falsify or reveal the next ones. It is
+    started when needed, and again after it died; it ends with the pool, and with its process.
     """
 
     def __init__(self, settings: DocumentSettings) -> None:
         self._settings = settings
-        self.size = _children_at_once(settings)
+        self.size, self._memory_bytes = _children_at_once(settings)
         self._children: IdleChildren[ParserProcess] = IdleChildren(self.size)
         self.started = 0
         """Children started so far."""
@@ -104,6 +106,7 @@ class Parsers:
         name: str,
         declared: str,
         chunking: Chunking,
+        owner: str = "",
         ocr: bool = False,
         by_content: bool = False,
         spool: Path | None = None,
@@ -113,8 +116,9 @@ class Parsers:
 
         A PDF comes in parts of `settings.part_pages` pages, anything else as one. `declared` is the
         type that the name stands for, "" if for none; with `by_content` what the file really is
-        decides. Parts that are kept in the folder `spool` are not read again. `require_fences` has
-        the meaning of `documents.fences`, for this document.
+        decides. A child that reads it has read nothing of another `owner`. Parts that are kept in
+        the folder `spool` are not read again. `require_fences` has the meaning of
+        `documents.fences`, for this document.
 
         Raises what `errors` has for documents: UnsupportedFile and ParseError for good, ParserDied,
         FencesMissing and DocumentError for now. To stop early is allowed between parts; a
@@ -131,7 +135,7 @@ class Parsers:
         while not parts.ended:
             read = await asyncio.to_thread(kept.kept, parts.parts) if kept else None
             if read is None:
-                read = await self._read(parts.next_request(), fd, name, fenced=fenced)
+                read = await self._read(parts, fd, owner, fenced=fenced)
                 if kept is not None:
                     await asyncio.to_thread(kept.keep, parts.parts, read)
             yield parts.take(read)
@@ -144,46 +148,53 @@ class Parsers:
                 self._give_back(await self._child(ocr=False))
         return self.missing_fences or {}
 
-    async def _read(
-        self, request: wire.PartRequest, fd: int, name: str, *, fenced: bool
-    ) -> wire.Read:
+    async def _read(self, parts: _Parts, fd: int, owner: str, *, fenced: bool) -> wire.Read:
+        request, name = parts.next_request(), parts.name
         async with self._children.free:
             within_s = self._settings.parse_wall_s
-            child = await self._child(ocr=request.ocr)
+            child = await self._child(ocr=request.ocr, owner=owner)
             if fenced and child.missing_fences:
                 self._give_back(child)
                 raise FencesMissing(child.missing_fences)
+            child.assign(owner, parts)
             self.at_work += 1
+            began = time.monotonic()
             try:
                 reply = await child.read(request, fd, within_s)
                 if isinstance(reply, wire.Read):
                     _check(reply, request)
                     self._give_back(child)
+                    parts.spend(time.monotonic() - began)
                     return reply
+                error = _refusal(reply, name)
             except TimeoutError:
                 reason = f"reading took longer than {within_s:g} s, so the parser was ended"
-                raise explained(ParserDied, "ERR_PARSE_TIMEOUT", reason, name) from None
-            except InvalidReply as error:
-                child.kill()
-                reason = f"the parser gave an answer that makes no sense ({error})"
-                raise explained(ParserDied, "ERR_PARSER_CRASHED", reason, name) from None
-            except ParserEnded as error:
-                raise self._death(error.ending, name) from None
+                error = explained(ParserDied, "ERR_PARSE_TIMEOUT", reason, name)
+            except InvalidReply as invalid:
+                reason = f"the parser gave an answer that makes no sense ({invalid})"
+                error = explained(ParserDied, "ERR_PARSER_CRASHED", reason, name)
+            except ParserEnded as ended:
+                error = self._death(ended.ending, name)
             finally:
                 self.at_work -= 1
-            if reply.kind == "memory":
+            if isinstance(error, ParserDied):
                 child.kill()  # the document may still fill its memory
             else:
                 self._give_back(child)
-        raise _refusal(reply, name)
+        raise _certain(error, child, name)
 
-    async def _child(self, *, ocr: bool) -> ParserProcess:
+    async def _child(self, *, ocr: bool, owner: str | None = None) -> ParserProcess:
         children = self._children
         if not children.is_open:
             raise NotOpen("the parsers are closed: use them within `async with`")
-        child = children.take(lambda child: child.ocr == ocr and not child.dying)
-        if child is not None:
-            return child
+        for whose in (owner, None):
+            child = children.take(
+                lambda child, whose=whose: (
+                    (child.ocr, child.owner, child.dying) == (ocr, whose, False)
+                )
+            )
+            if child is not None:
+                return child
         if sum(not child.dying for child in children.living) >= self.size:
             other = children.take(lambda child: not child.dying, oldest=True)
             if other is not None:
@@ -192,7 +203,7 @@ class Parsers:
 
     async def _start(self, *, ocr: bool) -> ParserProcess:
         settings = self._settings
-        setup = wire.ParserSetup(settings.parse_memory_mb << 20, settings.parse_cpu_s, ocr)
+        setup = wire.ParserSetup(self._memory_bytes, settings.parse_cpu_s, ocr)
         try:
             child = ParserProcess(setup, wire.largest_body(settings.largest_text))
         except OSError as error:  # no memory, too many processes: that passes
@@ -219,8 +230,8 @@ class Parsers:
         self.missing_fences = child.missing_fences
 
     def _give_back(self, child: ParserProcess) -> None:
-        grown = (child.resident_kb - child.first_resident_kb) >> 10
-        worn = child.parts >= _REUSE or grown > _GROWTH * self._settings.parse_memory_mb
+        grown = (child.resident_kb - child.first_resident_kb) << 10
+        worn = child.parts >= _REUSE or grown > _GROWTH * self._memory_bytes
         if worn or not self._children.is_open:
             child.kill()
         else:
@@ -236,10 +247,13 @@ class Parsers:
         how = f"exited with code {ending.exit_code}"
         if ending.signal is not None:
             how = f"was ended by {signal_name(ending.signal)}"
-        # Without memory the system kills the process, or a library aborts or crashes.
-        peak_kb, half_kb = ending.max_rss_kb, self._settings.parse_memory_mb << 9
+        if ending.signal == signal.SIGKILL:  # not by us
+            reason = f"the parser {how}, most likely since the machine has no memory left"
+            return explained(ParserDied, "ERR_PARSER_KILLED", reason, name)
+        # At the limit of its memory a library aborts or crashes.
+        peak_kb, half_kb = ending.max_rss_kb, self._memory_bytes >> 11
         aborted = ending.signal == signal.SIGABRT and peak_kb is None
-        if ending.signal == signal.SIGKILL or aborted or (peak_kb or 0) > half_kb:
+        if aborted or (peak_kb or 0) > half_kb:
             reason = f"the parser {how}, most likely for lack of memory"
             return explained(ParserDied, "ERR_OUT_OF_MEMORY", reason, name)
         return explained(ParserDied, "ERR_PARSER_CRASHED", f"the parser {how}", name)
@@ -259,11 +273,11 @@ class _Parts:
         ocr: bool,
         by_content: bool,
     ) -> None:
-        self._name, self._size, self._declared, self._chunking = name, size, declared, chunking
+        self.name, self._size, self._declared, self._chunking = name, size, declared, chunking
         self._settings, self._ocr, self._by_content = settings, ocr, by_content
         self.parts = self._end = self._done = self._total = 0
         self._blank = self._failed = self._failed_in_a_row = self._characters = 0
-        self._type, self.ended = "", False
+        self._type, self.ended, self._spent_s = "", False, 0.0
 
     def next_request(self) -> wire.PartRequest:
         return wire.PartRequest(
@@ -289,7 +303,7 @@ class _Parts:
         self._characters += sum(len(chunk.text) for chunk in part.chunks)
         if self._characters > wire.largest_body(self._settings.largest_text):
             reason = "the chunks of the document are larger than its text may be"
-            raise explained(ParseError, "ERR_TOO_MUCH_TEXT", reason, self._name)
+            raise explained(ParseError, "ERR_TOO_MUCH_TEXT", reason, self.name)
         self.parts += 1
         self._type, self._done, self._total = part.type, part.done, part.total
         self._end = read.end
@@ -304,16 +318,24 @@ class _Parts:
         warnings = (*part.warnings, *self._warnings())
         return msgspec.structs.replace(part, done=part.total, warnings=warnings)
 
+    def spend(self, seconds: float) -> None:
+        """Note the time of a part; ParseError if that of all is too much."""
+        self._spent_s += seconds
+        most_s = self._settings.parse_total_s
+        if self._spent_s > most_s:
+            reason = f"reading all parts of the document took longer than {most_s:g} s"
+            raise explained(ParseError, "ERR_PARSE_TOO_SLOW", reason, self.name)
+
     def check(self) -> None:
         """At the end: ParseError if there was no text at all."""
         if self._characters:
             return
         if self._failed and not self._blank:
             reason = "none of the PDF's pages can be read"
-            raise explained(ParseError, "ERR_PDF_INVALID", reason, self._name)
+            raise explained(ParseError, "ERR_PDF_INVALID", reason, self.name)
         pages = f" on its {self._total} pages (scanned?)" if self._type == "pdf" else ""
         reason = f"there is no text in the document{pages}"
-        raise explained(ParseError, "ERR_NO_TEXT", reason, self._name)
+        raise explained(ParseError, "ERR_NO_TEXT", reason, self.name)
 
     def _unread(self) -> int:
         return self._total - self._done
@@ -327,17 +349,18 @@ class _Parts:
         return warnings
 
 
-def _children_at_once(settings: DocumentSettings) -> int:
-    wanted = settings.parsers or processors()
+def _children_at_once(settings: DocumentSettings) -> tuple[int, int]:
+    """The number of children, and the memory of each."""
+    wanted, memory = settings.parsers or processors(), settings.parse_memory_mb << 20
     share = int(memory_bytes() * _SHARE)
-    most = max(1, share // (settings.parse_memory_mb << 20))
-    if most < wanted:
+    most = max(1, share // memory)
+    if most < wanted or share < memory:
         logger.warning(
-            "at most %d of %d parsers run at once: %d MB for each (documents.parse_memory_mb) "
-            "would be more than half of the memory, which is %d MB",
-            *(most, wanted, settings.parse_memory_mb, share >> 20),
+            "at most %d of %d parsers run at once, with %d MB each: all together have half of the "
+            "memory, which is %d MB (documents.parsers, documents.parse_memory_mb)",
+            *(min(most, wanted), wanted, min(memory, share) >> 20, share >> 20),
         )
-    return min(wanted, most)
+    return min(wanted, most), min(memory, share)
 
 
 def _log_fences(missing: Mapping[str, str]) -> None:
@@ -362,6 +385,14 @@ def _check(read: wire.Read, request: wire.PartRequest) -> None:
         and read.blank + read.failed <= pages > 0
     ):
         raise InvalidReply("parts that do not fit together")
+
+
+def _certain(error: DocumentError, child: ParserProcess, name: str) -> DocumentError:
+    """The error, or another one if an earlier document may be the cause."""
+    if not child.has_read_others or error.error_code not in DEATHS:
+        return error
+    reason = f"{error.reason}; it had read other documents before, so this one is read again alone"
+    return explained(ParserDied, "ERR_PARSER_LOST", reason, name)
 
 
 def _refusal(refused: wire.Refused, name: str) -> DocumentError:
