@@ -62,6 +62,7 @@ async def test_health_and_doctor_name_the_fences_that_a_worker_lacks():
             assert found.message.startswith(f"worker {worker}: documents are read {MISSING}")
             rag = library.rag()
             assert (await rag.take("a.txt", paragraphs("one")))["status"] == "done"
+            assert library.documents.metrics.view().unfenced == 1
 
 
 @pytest.mark.usefixtures("without_landlock")

@@ -21,6 +21,7 @@ from penstock.errors import FencesMissing
 from penstock.pipelines.documents.config.models import Chunking
 from penstock.pipelines.documents.parsing.sandbox import parser_process as process
 from penstock.pipelines.documents.parsing.sandbox import pool
+from penstock.pipelines.documents.parsing.sandbox.fence_check import DETAIL, FenceCheck
 from penstock.pipelines.documents.parsing.sandbox.pool import Parsers
 from penstock.settings.documents import DocumentSettings
 from penstock.testing.eventually import eventually
@@ -168,7 +169,7 @@ async def test_a_missing_fence_is_logged_once_and_does_not_keep_a_document_from_
             for pid in parsers.pids:
                 os.kill(pid, signal.SIGKILL)
             await eventually(lambda: not parsers.pids)
-        missing = dict(parsers.missing_fences or {})
+        missing = dict(parsers.missing_fences() or {})
 
     assert missing["files"] == "Landlock: Function not implemented"
     (record,) = [one for one in caplog.records if "fences" in one.message]
@@ -184,7 +185,7 @@ async def test_where_all_fences_stand_the_log_says_so(
     caplog.set_level(logging.INFO, "penstock")
     async with Parsers(DocumentSettings(parsers=1, fences="require")) as parsers:
         if await parsers.prove():
-            pytest.skip(f"this system lacks fences: {parsers.missing_fences}")
+            pytest.skip(f"this system lacks fences: {parsers.missing_fences()}")
         assert await read(parsers, tmp_path / "a.txt")
 
     (record,) = [one for one in caplog.records if "fences" in one.message]
@@ -207,6 +208,43 @@ async def test_a_document_that_requires_fences_is_not_read_without_them(
     assert caught.value.suggestions
     copy = pickle.loads(pickle.dumps(caught.value))  # noqa: S301  our own
     assert (str(copy), copy.missing) == (str(caught.value), caught.value.missing)
+
+
+@pytest.fixture
+def ocr_without_privileges(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where only root can run `tesseract`."""
+    program = process._PROGRAM.replace(
+        "main(int",
+        "from penstock.pipelines.documents.parsing.sandbox import fences; leave = fences.leave; "
+        "fences.leave = lambda libc, program: leave(libc, program)._replace("
+        "privileges='only root can run it' if program else ''); main(int",
+        1,
+    )
+    monkeypatch.setattr(process, "_PROGRAM", program)
+
+
+@linux
+@pytest.mark.usefixtures("ocr_without_privileges")
+async def test_a_fence_that_only_parsers_with_ocr_lack_is_reported_and_hinders_no_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "tesseract").write_text("#!/bin/sh\n")
+    (tmp_path / "tesseract").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    async with Parsers(DocumentSettings(parsers=1, fences="require")) as parsers:
+        if await parsers.prove():
+            pytest.skip(f"this system lacks fences: {parsers.missing_fences()}")
+        check = FenceCheck(parsers, required=True)
+        with pytest.raises(FencesMissing, match="only root can run it"):
+            await read(parsers, tmp_path / "a.txt", ocr=True)
+        assert await read(parsers, tmp_path / "a.txt")
+
+    missing = "without fences: privileges (only root can run it)"
+    assert check.trouble() is None
+    assert check.limitation() == f"documents with OCR are not read: {missing}"
+    assert check.details() == {DETAIL: f"all; with OCR {missing}"}
+    (record,) = [one for one in caplog.records if one.levelno == logging.WARNING]
+    assert "documents with OCR are read without all fences" in record.message
 
 
 def test_all_parsers_together_have_half_of_the_memory(

@@ -316,7 +316,7 @@ class Documents:
         self._queue.handler(self._intake.perform)
         required = self.app.settings.documents.fences == "require"
         if required:
-            self._resources.gate.closed_while = lambda: parsers.missing_fences != {}
+            self._resources.gate.closed_while = lambda: parsers.missing_fences() != {}
         services: list[Service] = [
             FenceCheck(parsers, required=required),
             Cleanup(self._resources, self._intake.finished_files),

@@ -39,6 +39,8 @@ class IngestMetricsView(msgspec.Struct, frozen=True, kw_only=True):
     """Vectors reused from the former version of a document."""
     cached: int
     tokens: int
+    unfenced: int
+    """Documents that were read without all fences."""
     seconds: dict[str, float]
     """Seconds by stage, over all documents: parse, embed, upsert, job."""
 
@@ -49,6 +51,7 @@ class IngestMetrics:
     def __init__(self) -> None:
         self.documents = self.failures = self.retries = 0
         self.chunks = self.embedded = self.reused = self.cached = self.tokens = 0
+        self.unfenced = 0
         self._seconds: Counter[str] = Counter()
 
     def spent(self, stage: str, seconds: float) -> None:
@@ -74,6 +77,7 @@ class IngestMetrics:
             reused=self.reused,
             cached=self.cached,
             tokens=self.tokens,
+            unfenced=self.unfenced,
             seconds={stage: round(spent, 6) for stage, spent in self._seconds.items()},
         )
 
@@ -183,6 +187,8 @@ class Indexer:
                 embeddings_generated=indexed.embedded,
             )
             began = time.perf_counter()
+        if self._parsers.missing_fences(ocr=state.rag.sources.ocr):
+            self._metrics.unfenced += 1
         if not indexed.chunks:
             raise ParseError(
                 "the document has no text",

@@ -11,7 +11,7 @@ from penstock.runtime.service import Service
 __all__ = ["DETAIL", "FenceCheck"]
 
 DETAIL: Final = "documents.fences"
-"""Name in the details of a worker's record: `all`, or `without …` with the reasons."""
+"""Name in the details of a worker's record: `all`, or `without fences: …` with the reasons."""
 
 
 class FenceCheck(Service):
@@ -35,14 +35,22 @@ class FenceCheck(Service):
         return f"no documents are read: {missing}" if missing and self._required else None
 
     def limitation(self) -> str | None:
-        missing = self._without()
-        return f"documents are read {missing}" if missing and not self._required else None
+        missing, with_ocr = self._without(), self._without(ocr=True)
+        if self._required:
+            return f"documents with OCR are not read: {with_ocr}" if with_ocr else None
+        if missing:
+            return f"documents are read {missing}"
+        return f"documents with OCR are read {with_ocr}" if with_ocr else None
 
     def details(self) -> Mapping[str, str]:
-        known = self._parsers.missing_fences is not None
-        return {DETAIL: self._without() or "all"} if known else {}
+        if self._parsers.missing_fences() is None:
+            return {}
+        found, with_ocr = self._without() or "all", self._without(ocr=True)
+        if with_ocr and with_ocr != found:
+            found = f"{found}; with OCR {with_ocr}"
+        return {DETAIL: found}
 
-    def _without(self) -> str:
-        missing = self._parsers.missing_fences or {}
+    def _without(self, *, ocr: bool = False) -> str:
+        missing = self._parsers.missing_fences(ocr=ocr) or {}
         listed = ", ".join(f"{fence} ({reason})" for fence, reason in missing.items())
         return f"without fences: {listed}" if listed else ""

@@ -76,8 +76,7 @@ class Parsers:
         """Children started so far."""
         self.at_work = 0
         """Parts that are being read."""
-        self.missing_fences: Mapping[str, str] | None = None
-        """By fence, why it does not stand; None before the first child was started."""
+        self._missing: dict[bool, Mapping[str, str]] = {}
 
     def open(self) -> None:
         """Open as `async with` does; `close` must follow."""
@@ -98,6 +97,10 @@ class Parsers:
     def pids(self) -> tuple[int, ...]:
         """The living children."""
         return tuple(child.pid for child in self._children.living)
+
+    def missing_fences(self, *, ocr: bool = False) -> Mapping[str, str] | None:
+        """By fence, why it does not stand; None before a child of this kind was started."""
+        return self._missing.get(ocr)
 
     async def parse(
         self,
@@ -143,10 +146,10 @@ class Parsers:
 
     async def prove(self) -> Mapping[str, str]:
         """Start a child unless there is one; by fence, why it does not stand."""
-        if self.missing_fences is None:
+        if self.missing_fences() is None:
             async with self._children.free:
                 self._give_back(await self._child(ocr=False))
-        return self.missing_fences or {}
+        return self.missing_fences() or {}
 
     async def _read(self, parts: _Parts, fd: int, owner: str, *, fenced: bool) -> wire.Read:
         request, name = parts.next_request(), parts.name
@@ -225,9 +228,9 @@ class Parsers:
         return child
 
     def _note_fences(self, child: ParserProcess) -> None:
-        if self.missing_fences is None:
-            _log_fences(child.missing_fences)
-        self.missing_fences = child.missing_fences
+        if self._missing.get(child.ocr) != child.missing_fences:
+            self._missing[child.ocr] = child.missing_fences
+            _log_fences(child)
 
     def _give_back(self, child: ParserProcess) -> None:
         grown = (child.resident_kb - child.first_resident_kb) << 10
@@ -363,14 +366,17 @@ def _children_at_once(settings: DocumentSettings) -> tuple[int, int]:
     return min(wanted, most), min(memory, share)
 
 
-def _log_fences(missing: Mapping[str, str]) -> None:
+def _log_fences(child: ParserProcess) -> None:
+    missing = child.missing_fences
+    what = "documents with OCR" if child.ocr else "documents"
     standing = ", ".join(fence for fence in wire.FENCES if fence not in missing)
     if not missing:
-        logger.info("documents are read behind all fences: %s", standing)
+        logger.info("%s are read behind all fences: %s", what, standing)
         return
     logger.warning(
-        "documents are read without all fences. Missing: %s. Standing: %s. Files that are not your "
-        'own should be read on a machine that has all of them: documents.fences = "require"',
+        "%s are read without all fences. Missing: %s. Standing: %s. Files that are not your own "
+        'should be read on a machine that has all of them: documents.fences = "require"',
+        what,
         "; ".join(f"{fence} ({reason})" for fence, reason in missing.items()),
         standing or "none",
     )
