@@ -509,7 +509,51 @@ async def test_a_child_that_was_taken_over_is_not_believed(
 
     error = await refused(parsers, tmp_path / "a.txt", TEXT)
 
-    assert isinstance(error, ParserDied)
+    assert (type(error), error.error_code) == (ParserDied, "ERR_PARSER_CRASHED")
+    await eventually(lambda: not parsers.pids)
+
+
+async def test_a_worker_waits_for_no_answer_that_is_larger_than_a_child_can_make(
+    parsers: Parsers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = (
+        "import sys, socket, time; sys.path[:] = sys.argv[3:]; "
+        "from penstock.pipelines.documents.parsing.sandbox.child_program import _framed as frame; "
+        "from penstock.pipelines.documents.parsing.sandbox.protocol import *; "
+        f"s = socket.socket(fileno=int(sys.argv[1])); {HELLO}; s.recv(9999); "
+        "s.sendall((257 << 20).to_bytes(8)); time.sleep(60)"
+    )
+    monkeypatch.setattr(process, "_PROGRAM", program)
+
+    assert "a message of 269484032 bytes" in str(await refused(parsers, tmp_path / "a.txt", TEXT))
+
+
+@linux
+async def test_a_child_that_answers_requests_without_reading_them_is_ended(
+    parsers: Parsers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fionread = 0x541B
+    program = (
+        "import sys, socket, fcntl; sys.path[:] = sys.argv[3:]; "
+        "from penstock.pipelines.documents.parsing.sandbox.child_program import _framed as frame; "
+        "from penstock.pipelines.documents.parsing.sandbox.protocol import *; "
+        "from penstock.pipelines.documents.parsing.chunks import *; "
+        f"s = socket.socket(fileno=int(sys.argv[1])); {HELLO}\n"
+        "seen = 0\n"
+        "while True:\n"
+        f"    there = int.from_bytes(fcntl.ioctl(s, {fionread}, bytes(4)), sys.byteorder)\n"
+        "    if there > seen:\n"
+        "        seen = there\n"
+        "        s.sendall(frame(Read(Part([Chunk('a')], 'txt'), 1)))\n"
+    )
+    monkeypatch.setattr(process, "_PROGRAM", program)
+
+    async def read_often() -> None:
+        for _ in range(10_000):
+            await read(parsers, tmp_path / "a.txt", TEXT)
+
+    with pytest.raises(ParserDied, match="requests that it has not read"):
+        await read_often()
     await eventually(lambda: not parsers.pids)
 
 

@@ -77,14 +77,16 @@ class _Server:
             request = requests.decode(body)
             fences.allow_cpu(setup.cpu_s)
             try:
-                self._connection.sendall(self._reply(carry_out, request, file))
+                self._connection.sendall(self._reply(carry_out, request, file, setup))
             except MemoryError:
                 self._reserve = None
                 reason = "the document needs more memory than a parser may have"
                 refused = wire.Refused("memory", "ERR_OUT_OF_MEMORY", reason)
                 self._connection.sendall(_framed(refused))
 
-    def _reply(self, carry_out: _CarryOut, request: wire.PartRequest, file: int) -> bytes:
+    def _reply(
+        self, carry_out: _CarryOut, request: wire.PartRequest, file: int, setup: wire.ParserSetup
+    ) -> bytes:
         try:
             reply = carry_out(request, file)
         finally:
@@ -96,7 +98,7 @@ class _Server:
         except UnicodeEncodeError:  # lone surrogates, which cannot be stored either
             reason = "the text of the document is not valid Unicode"
             return _framed(wire.Refused("parse", "ERR_PARSE_FAILED", reason))
-        if len(framed) > wire.largest_body(request.largest_text):
+        if len(framed) > wire.largest_body(request.largest_text, setup.memory_bytes):
             reason = "the chunks of the document are larger than its text may be"
             return _framed(wire.Refused("parse", "ERR_TOO_MUCH_TEXT", reason))
         return framed

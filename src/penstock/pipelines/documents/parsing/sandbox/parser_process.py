@@ -114,7 +114,7 @@ class ParserProcess(Child):
     def on_hang_up(self) -> None:
         # Its end will show the reason. Without a connection it is useless, so it must end soon.
         self.dying = True
-        self._kill_later = self._loop.call_later(_DYING_S, self.kill)
+        self._kill_later = self._loop.call_later(_DYING_S, self._end_silent)
 
     def on_end(self) -> None:
         self.dying = True
@@ -134,6 +134,8 @@ class ParserProcess(Child):
             with suppress(ConnectionError):  # it is dying, and its end will follow
                 send()
             return await reply
+        except BlockingIOError:
+            raise self._invalid("it answers requests that it has not read") from None
         except BaseException:
             self.kill()
             raise
@@ -149,6 +151,9 @@ class ParserProcess(Child):
         else:
             if self._reply is not None and not self._reply.done():
                 self._reply.set_result(reply)
+
+    def _end_silent(self) -> None:
+        self._fail(self._invalid("it closed the connection and did not end"))
 
     def _invalid(self, what: str) -> InvalidReply:
         self.kill()

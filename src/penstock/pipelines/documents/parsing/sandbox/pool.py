@@ -208,7 +208,9 @@ class Parsers:
         settings = self._settings
         setup = wire.ParserSetup(self._memory_bytes, settings.parse_cpu_s, ocr)
         try:
-            child = ParserProcess(setup, wire.largest_body(settings.largest_text))
+            child = ParserProcess(
+                setup, wire.largest_body(settings.largest_text, self._memory_bytes)
+            )
         except OSError as error:  # no memory, too many processes: that passes
             reason = f"a parser could not be started: {error}"
             raise ParserDied(reason, "ERR_PARSER_START") from None
@@ -304,7 +306,7 @@ class _Parts:
         """
         part, pages = read.part, read.part.done - self._done
         self._characters += sum(len(chunk.text) for chunk in part.chunks)
-        if self._characters > wire.largest_body(self._settings.largest_text):
+        if self._characters > wire.largest_chunks(self._settings.largest_text):
             reason = "the chunks of the document are larger than its text may be"
             raise explained(ParseError, "ERR_TOO_MUCH_TEXT", reason, self.name)
         self.parts += 1

@@ -24,6 +24,7 @@ __all__ = [
     "Ready",
     "Refused",
     "largest_body",
+    "largest_chunks",
 ]
 
 FENCES: Final = ("calls", "files", "memory", "network", "privileges")
@@ -102,6 +103,11 @@ class Refused(msgspec.Struct, frozen=True, array_like=True, tag=2):
 ParserReply = Ready | Read | Refused
 
 
-def largest_body(largest_text: int) -> int:
-    """Most bytes of a reply: the text, and room for overlaps and headings."""
-    return min(8 * largest_text + (16 << 20), 0xFFFF_FFFF)
+def largest_chunks(largest_text: int) -> int:
+    """Most bytes of all chunks: the text, and room for overlaps and headings."""
+    return 8 * largest_text + (16 << 20)
+
+
+def largest_body(largest_text: int, memory_bytes: int) -> int:
+    """Most bytes of a reply, which the parent holds: no more than a child has the memory for."""
+    return min(largest_chunks(largest_text), memory_bytes // 4)
