@@ -25,7 +25,7 @@ from tests.kit.hostile_files import HostileFile, hostile_files
 
 from penstock.errors import DocumentError, DocumentRefused, ParserDied
 from penstock.pipelines.documents.config.models import Chunking
-from penstock.pipelines.documents.parsing.refusal_codes import BY_THE_FILE, SUGGESTIONS
+from penstock.pipelines.documents.parsing.refusal_codes import SUGGESTIONS
 from penstock.pipelines.documents.parsing.sandbox.parser_process import ParserProcess
 from penstock.pipelines.documents.parsing.sandbox.pool import Parsers
 from penstock.processes.in_child import max_rss_kb
@@ -98,7 +98,7 @@ async def read_one(parsers: Parsers, path: Path, file: HostileFile, figures: Fig
         assert code in SUGGESTIONS, (file.name, error)
         assert isinstance(error, DocumentRefused | ParserDied), (file.name, error)
         figures.refused[code] = figures.refused.get(code, 0) + 1
-        if code in BY_THE_FILE:
+        if isinstance(error, ParserDied):
             figures.deaths.append(f"{file.name} ({code})")
     else:
         figures.read += 1

@@ -243,8 +243,8 @@ async def test_a_fence_that_only_parsers_with_ocr_lack_is_reported_and_hinders_n
     assert check.trouble() is None
     assert check.limitation() == f"documents with OCR are not read: {missing}"
     assert check.details() == {DETAIL: f"all; with OCR {missing}"}
-    (record,) = [one for one in caplog.records if one.levelno == logging.WARNING]
-    assert "documents with OCR are read without all fences" in record.message
+    (record,) = [one for one in caplog.records if one.levelno == logging.ERROR]
+    assert record.message.startswith("no documents with OCR are read. Missing fences: privileges")
 
 
 def test_all_parsers_together_have_half_of_the_memory(

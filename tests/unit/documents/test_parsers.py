@@ -6,7 +6,9 @@ import asyncio
 import io
 import os
 import signal
+import subprocess
 import sys
+import time
 import zipfile
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
@@ -434,6 +436,36 @@ async def test_a_part_that_takes_too_long_ends_its_child(tmp_path: Path) -> None
 
         assert isinstance(error, ParserDied)
         assert error.error_code == "ERR_PARSE_TIMEOUT"
+
+
+@linux
+def test_a_worker_that_was_stopped_reads_the_answer_that_came_meanwhile(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_bytes(TEXT * 5_000)  # more than a socket holds
+    program = """
+import asyncio, os, signal, sys
+from penstock.pipelines.documents.config.models import Chunking
+from penstock.pipelines.documents.parsing.sandbox.pool import Parsers
+from penstock.settings.documents import DocumentSettings
+
+async def main():
+    async with Parsers(DocumentSettings(parsers=1, parse_wall_s=1.0)) as parsers:
+        await parsers.prove()
+        fd = os.open(sys.argv[1], os.O_RDONLY)
+        asyncio.get_running_loop().call_soon(os.kill, os.getpid(), signal.SIGSTOP)
+        parts = parsers.parse(fd, name="a", declared="txt", chunking=Chunking())
+        print(len([part async for part in parts]))
+
+asyncio.run(main())
+"""
+    worker = subprocess.Popen(
+        (sys.executable, "-c", program, str(tmp_path / "a.txt")), stdout=subprocess.PIPE
+    )
+    _, status = os.waitpid(worker.pid, os.WUNTRACED)
+    assert os.WIFSTOPPED(status)
+    time.sleep(2.5)  # it has to be stopped for longer than a part may take
+    os.kill(worker.pid, signal.SIGCONT)
+
+    assert worker.communicate()[0] == b"1\n"
 
 
 @pytest.mark.faults

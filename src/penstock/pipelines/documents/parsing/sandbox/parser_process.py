@@ -17,6 +17,7 @@ from penstock.processes.frames import FrameBuffer, FrameRefused, frame
 __all__ = ["InvalidReply", "ParserEnded", "ParserProcess"]
 
 _DYING_S = 1.0
+_STOOD_STILL_S = 1.0
 _KEPT_ENVIRON = ("PATH", "LANG")
 _PROGRAM = program_of("penstock.pipelines.documents.parsing.sandbox.child_program")
 
@@ -129,7 +130,7 @@ class ParserProcess(Child):
             raise ParserEnded(self.ended.result())
         self._reply = reply = self._loop.create_future()
         # A timer costs a third of asyncio.timeout, at thousands of parts a second.
-        timer = self._loop.call_later(within_s, self._fail, TimeoutError())
+        self._expire_in(within_s)
         try:
             with suppress(ConnectionError):  # it is dying, and its end will follow
                 send()
@@ -140,8 +141,19 @@ class ParserProcess(Child):
             self.kill()
             raise
         finally:
-            timer.cancel()
+            self._timer.cancel()
             self._reply = None
+
+    def _expire_in(self, within_s: float) -> None:
+        due = self._loop.time() + within_s
+        self._timer = self._loop.call_later(within_s, self._expire, due, within_s)
+
+    def _expire(self, due: float, within_s: float) -> None:
+        if self._loop.time() - due > _STOOD_STILL_S:
+            # This process was stopped, and the child may have waited for it to read the reply.
+            self._expire_in(within_s)
+        else:
+            self._fail(TimeoutError())
 
     def _on_reply(self, body: bytes) -> None:
         try:

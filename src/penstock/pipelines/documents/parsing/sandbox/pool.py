@@ -167,7 +167,8 @@ class Parsers:
                 if isinstance(reply, wire.Read):
                     _check(reply, request)
                     self._give_back(child)
-                    parts.spend(time.monotonic() - began)
+                    # Not more than a part may have: this process may have been stopped.
+                    parts.spend(min(time.monotonic() - began, within_s))
                     return reply
                 error = _refusal(reply, name)
             except TimeoutError:
@@ -232,7 +233,7 @@ class Parsers:
     def _note_fences(self, child: ParserProcess) -> None:
         if self._missing.get(child.ocr) != child.missing_fences:
             self._missing[child.ocr] = child.missing_fences
-            _log_fences(child)
+            _log_fences(child, required=self._settings.fences == "require")
 
     def _give_back(self, child: ParserProcess) -> None:
         grown = (child.resident_kb - child.first_resident_kb) << 10
@@ -368,19 +369,22 @@ def _children_at_once(settings: DocumentSettings) -> tuple[int, int]:
     return min(wanted, most), min(memory, share)
 
 
-def _log_fences(child: ParserProcess) -> None:
+def _log_fences(child: ParserProcess, *, required: bool) -> None:
     missing = child.missing_fences
     what = "documents with OCR" if child.ocr else "documents"
     standing = ", ".join(fence for fence in wire.FENCES if fence not in missing)
     if not missing:
         logger.info("%s are read behind all fences: %s", what, standing)
         return
+    listed = "; ".join(f"{fence} ({reason})" for fence, reason in missing.items())
+    standing = standing or "none"
+    if required:
+        logger.error("no %s are read. Missing fences: %s. Standing: %s", what, listed, standing)
+        return
     logger.warning(
         "%s are read without all fences. Missing: %s. Standing: %s. Files that are not your own "
         'should be read on a machine that has all of them: documents.fences = "require"',
-        what,
-        "; ".join(f"{fence} ({reason})" for fence, reason in missing.items()),
-        standing or "none",
+        *(what, listed, standing),
     )
 
 
