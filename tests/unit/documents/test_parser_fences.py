@@ -179,6 +179,21 @@ async def test_a_missing_fence_is_logged_once_and_does_not_keep_a_document_from_
 
 
 @linux
+async def test_the_reason_for_a_missing_fence_may_be_long(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    refusing = (
+        "from penstock.pipelines.documents.parsing.sandbox import fences; "
+        "fences.restrict_files = lambda *_: 'only root can run ' + 200 * '/folder'; "
+    )
+    program = process._PROGRAM.replace("main(int", f"{refusing}main(int")
+    monkeypatch.setattr(process, "_PROGRAM", program)
+    async with Parsers(DocumentSettings(parsers=1)) as parsers:
+        assert await read(parsers, tmp_path / "a.txt")
+        assert (await parsers.prove())["files"].startswith("only root can run /folder")
+
+
+@linux
 async def test_where_all_fences_stand_the_log_says_so(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

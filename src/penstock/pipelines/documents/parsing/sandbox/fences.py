@@ -18,7 +18,11 @@ from typing import Final
 
 from penstock.pipelines.documents.parsing.sandbox.landlock import restrict_files
 from penstock.pipelines.documents.parsing.sandbox.privileges import leave
-from penstock.pipelines.documents.parsing.sandbox.protocol import FENCES, ParserSetup
+from penstock.pipelines.documents.parsing.sandbox.protocol import (
+    FENCES,
+    LONGEST_REASON,
+    ParserSetup,
+)
 from penstock.pipelines.documents.parsing.sandbox.system_calls import restrict_calls
 from penstock.processes.in_child import end_with_parent, limit
 
@@ -59,7 +63,7 @@ def raise_all(setup: ParserSetup, parent: int, connection: socket.socket) -> Map
         missing["calls"] = restrict_calls(libc, connection.fileno(), ocr=setup.ocr)
         if not missing["calls"]:
             missing["network"] = ""  # without a namespace too: no socket can be made
-    return {fence: reason for fence, reason in missing.items() if reason}
+    return {fence: reason[:LONGEST_REASON] for fence, reason in missing.items() if reason}
 
 
 def allow_cpu(seconds: int) -> None:

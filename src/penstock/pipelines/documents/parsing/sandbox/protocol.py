@@ -17,6 +17,7 @@ from penstock.pipelines.documents.parsing.chunks import Part
 
 __all__ = [
     "FENCES",
+    "LONGEST_REASON",
     "ParserReply",
     "ParserSetup",
     "PartRequest",
@@ -61,7 +62,10 @@ class PartRequest(msgspec.Struct, frozen=True, array_like=True):
     """Most characters of this part."""
 
 
-_Short = Annotated[str, msgspec.Meta(max_length=200)]
+LONGEST_REASON: Final = 200
+"""Characters of the reason for which a fence is missing, which may name a path."""
+
+_Short = Annotated[str, msgspec.Meta(max_length=LONGEST_REASON)]
 _Line = Annotated[str, msgspec.Meta(max_length=1_000)]
 _Count = Annotated[int, msgspec.Meta(ge=0, le=1 << 40)]
 
