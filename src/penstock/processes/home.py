@@ -14,8 +14,8 @@ import stat
 from contextlib import suppress
 from pathlib import Path
 
-__all__ = ["NotOurs", "check_folder", "check_home", "make_home", "note_socket", "open_own"]
-__all__ += ["socket_path"]
+__all__ = ["NotOurs", "check_file", "check_folder", "check_home", "make_home", "note_socket"]
+__all__ += ["open_own", "socket_path"]
 
 # The path of a unix socket must fit into 108 bytes (104 on macOS), with its final NUL.
 _LONGEST_PATH = 100
@@ -70,14 +70,46 @@ def check_folder(folder: Path) -> None:
         raise NotOurs(errno.EPERM, f"other users may write to {shown}, type: chmod go-w {shown}")
 
 
+def check_file(path: Path, facts: os.stat_result, *, writes: bool = True) -> None:
+    """Raise NotOurs unless a file of a data directory is this user's alone.
+
+    A directory that is closed to others now may have been open to them before.
+    """
+    us, shown = os.geteuid(), shlex.quote(str(path))
+    remove = "remove it, or if you trust its contents, type:"
+    if stat.S_ISLNK(facts.st_mode):
+        problem = "it is a symbolic link: remove it"
+    elif not stat.S_ISREG(facts.st_mode):
+        problem = "it is not a regular file: remove it"
+    elif facts.st_uid != us:
+        problem = f"it belongs to uid {facts.st_uid}: {remove} chown {us} {shown}"
+    elif facts.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        problem = f"other users may write to it: {remove} chmod go-w {shown}"
+    elif writes and facts.st_nlink > 1:
+        problem = "it is a hard link: remove it"
+    else:
+        return
+    raise NotOurs(errno.EPERM, problem, str(path))
+
+
 def open_own(path: Path, flags: int) -> int:
-    """Open a file of a data directory, made for this user alone; OSError if it is a link."""
+    """Open a file of a data directory, made for this user alone; see `check_file`.
+
+    Not with O_TRUNC: it would be truncated before it is checked.
+    """
     try:
-        return os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        # Without O_NONBLOCK a FIFO in its place would wait for its other end.
+        file = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o600)
     except OSError as error:
-        if error.errno == errno.ELOOP:
-            raise NotOurs(errno.ELOOP, "it is a symbolic link: remove it", str(path)) from None
+        if error.errno in {errno.ELOOP, errno.ENXIO, errno.EISDIR}:
+            check_file(path, path.lstat())
         raise
+    try:
+        check_file(path, os.fstat(file), writes=flags & os.O_ACCMODE != os.O_RDONLY)
+    except NotOurs:
+        os.close(file)
+        raise
+    return file
 
 
 # ---- sockets
@@ -112,8 +144,9 @@ def socket_path(home: Path, name: str) -> str:
 def note_socket(home: Path, name: str, path: str) -> None:
     """Note where the socket is, for `socket_path` in other processes."""
     if Path(path).parent != home:
-        note = open_own(_note_of(home, name), os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+        note = open_own(_note_of(home, name), os.O_WRONLY | os.O_CREAT)
         try:
+            os.ftruncate(note, 0)
             os.write(note, os.fsencode(path))
         finally:
             os.close(note)

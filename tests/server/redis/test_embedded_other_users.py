@@ -163,6 +163,40 @@ def test_a_link_in_the_place_of_a_file_is_refused_and_its_target_untouched(embed
     (home / name).unlink()
 
 
+PLANTED = {
+    "a file of another user": (lambda path, _: path.touch() or os.chown(path, OTHER, OTHER)),
+    "a file open to others": (lambda path, _: path.touch() or path.chmod(0o666)),
+    "a hard link": (lambda path, precious: path.hardlink_to(precious)),
+    "a FIFO": (lambda path, _: os.mkfifo(path)),
+    "a directory": (lambda path, _: path.mkdir()),
+}
+
+
+@needs_another_user
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [
+        (kind, name)
+        for name in ("valkey.log", "keeper.lock", "server.lock", "start.lock", "password")
+        for kind in PLANTED
+        if (kind, name) != ("a hard link", "password")  # it is only read
+    ],
+)
+def test_what_was_planted_while_the_directory_was_open_to_others_is_refused(
+    embed, home, kind, name
+):
+    precious = home.parent / "precious"
+    precious.write_text("precious")
+    home.mkdir(mode=0o700)
+    PLANTED[kind](home / name, precious)
+    try:
+        with pytest.raises(StartFailed, match=rf"{name}: .*: remove it(, or|$)"):
+            embed(home, port=free_port()).attach()
+        assert precious.read_text() == "precious"
+    finally:
+        (home / name).rename(home.parent / "planted")
+
+
 def test_a_link_of_this_user_may_stand_for_the_data_directory(embed, home):
     (home / "real").mkdir(mode=0o700, parents=True)
     (home / "link").symlink_to(home / "real")

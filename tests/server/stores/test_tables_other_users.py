@@ -1,6 +1,9 @@
 """Other users of the machine cannot have tables written where they like."""
 
+import os
+
 import pytest
+from tests.kit.other_user import OTHER, needs_another_user
 
 from penstock import Settings
 from penstock.errors import StoreError
@@ -25,3 +28,11 @@ async def test_a_link_in_the_place_of_the_file_is_refused(tmp_path, name):
     (tmp_path / name).symlink_to(precious)
     assert "it is a symbolic link: remove it" in await refused(tmp_path)
     assert precious.read_text() == "precious"
+
+
+@needs_another_user
+@pytest.mark.parametrize("name", ["tables.db", "tables.db-wal", "tables.db-turn"])
+async def test_a_file_that_another_user_left_there_is_refused(tmp_path, name):
+    (tmp_path / name).touch()
+    os.chown(tmp_path / name, OTHER, OTHER)
+    assert f"it belongs to uid {OTHER}: remove it" in await refused(tmp_path)

@@ -18,7 +18,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from penstock.errors import StoreAway, StoreError, StoreFull
-from penstock.processes.home import NotOurs, make_home, open_own
+from penstock.processes.home import check_file, make_home
 from penstock.stores.tables.port import Row, Value
 from penstock.stores.tables.work_queue import QueuedWork, ThreadedTables, WorkQueue, WorkQueues
 
@@ -258,9 +258,12 @@ class _WriteLock:
     that waited.
     """
 
+    SUFFIX = "-turn"
+
     def __init__(self, database: Path) -> None:
-        path = database.with_name(f"{database.name}-turn")
-        self._file: int | None = open_own(path, os.O_RDWR | os.O_CREAT)
+        path = database.with_name(f"{database.name}{self.SUFFIX}")
+        flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+        self._file: int | None = os.open(path, flags, 0o600)
         _open.add(self)
 
     def take(self, deadline: float) -> bool:
@@ -322,8 +325,11 @@ def _identity(path: Path) -> tuple[int, int] | None:
 
 def _check(path: Path) -> None:
     make_home(path.parent)
-    if path.is_symlink():
-        raise NotOurs(errno.ELOOP, "it is a symbolic link: remove it", str(path))
+    for kind in ("", "-wal", "-shm", _WriteLock.SUFFIX):
+        file = path.with_name(f"{path.name}{kind}")
+        # Not opened: closing it would release our locks.
+        with suppress(FileNotFoundError):
+            check_file(file, file.lstat())
 
 
 def _make(path: Path) -> None:
