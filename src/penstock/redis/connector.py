@@ -16,7 +16,6 @@ from penstock.errors import (
     UnprotectedServer,
     Unreachable,
 )
-from penstock.hosts import is_loopback
 from penstock.redis.address import (
     Address,
     Credentials,
@@ -106,8 +105,10 @@ class Connector:
             credentials=credentials,
             database=database,
             tls=tls,
+            asks_as_stranger=bool(credentials.password) and self._must_ask_for_password,
         )
-        if not self._settings.allow_unauthenticated and self._is_open(wire, credentials):
+        is_open = wire.serves_strangers or not credentials.password
+        if is_open and self._must_ask_for_password and wire.is_remote:
             wire.abort("it lets everybody in")
             raise UnprotectedServer(
                 f"{endpoint} is on a network and asks for no password: everybody there can read "
@@ -116,12 +117,12 @@ class Connector:
             )
         return wire
 
-    def _is_open(self, wire: Wire, credentials: Credentials) -> bool:
-        """Whether the server, which has greeted us, lets everybody in who reaches it."""
-        if credentials.password or not wire.peer or is_loopback(wire.peer):
-            return False
+    @property
+    def _must_ask_for_password(self) -> bool:
+        """Whether a server on a network is refused unless it asks for a password."""
         # A server that has TLS demands a certificate unless it was configured not to.
-        return not (self._address.tls and self._settings.tls.cert_file)
+        has_certificate = self._address.tls and self._settings.tls.cert_file is not None
+        return not (self._settings.allow_unauthenticated or has_certificate)
 
     def credentials(self) -> Credentials:
         """Those of the moment; AuthenticationFailed if the password's file cannot be read."""

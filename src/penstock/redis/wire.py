@@ -28,6 +28,7 @@ from penstock.errors import (
     ServerError,
     Unreachable,
 )
+from penstock.hosts import is_loopback
 from penstock.processes.home import NotOurs
 from penstock.processes.peer import open_own_connection
 from penstock.redis.address import Credentials, Endpoint
@@ -102,6 +103,8 @@ class Wire(asyncio.Protocol):
         """Whether the socket does not keep up with what was sent: see `writable`."""
         self.hello: dict[str, Reply] = {}
         """Facts of the server from the handshake: server, version, mode, role …"""
+        self.serves_strangers = False
+        """Whether it also serves those who do not log in, if that was asked: see `open`."""
         self._command_s = command_s
         self._loop = asyncio.get_running_loop()
         self._reader = Reader(
@@ -134,8 +137,12 @@ class Wire(asyncio.Protocol):
         credentials: Credentials | None = None,
         database: int = 0,
         tls: ssl.SSLContext | None = None,
+        asks_as_stranger: bool = False,
     ) -> Wire:
         """Connect, authenticate and select the database.
+
+        With `asks_as_stranger` a server on a network gets a harmless command before that: one whose
+        default user has no password takes any password for it.
 
         Raises `Unreachable` or one of the server's refusals; in each case nothing was asked.
         """
@@ -143,7 +150,12 @@ class Wire(asyncio.Protocol):
         try:
             async with asyncio.timeout(connect_s):
                 await wire._connect(tls)
-                replies = await wire.send(handshake(credentials or Credentials(), database))
+                commands = handshake(credentials or Credentials(), database)
+                if asks_as_stranger and wire.is_remote:
+                    first, *replies = await wire.send([("ROLE",), *commands])
+                    wire.serves_strangers = not isinstance(first, ServerError)
+                else:
+                    replies = await wire.send(commands)
                 wire.hello = read_handshake(endpoint, replies)
         except (OSError, OutcomeUnknown) as error:  # a TimeoutError is an OSError too
             fault = wire._fault if isinstance(wire._fault, ssl.SSLError) else error
@@ -175,6 +187,11 @@ class Wire(asyncio.Protocol):
             return ""
         peer = self._transport.get_extra_info("peername")
         return peer[0] if peer else ""  # it may have ended at once
+
+    @property
+    def is_remote(self) -> bool:
+        """Whether what it carries leaves this machine."""
+        return bool(self.peer) and not is_loopback(self.peer)
 
     @property
     def descriptor(self) -> int:

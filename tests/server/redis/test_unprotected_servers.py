@@ -47,13 +47,28 @@ async def test_a_password_is_enough(start_server, address, binary):
     assert await ping(url, password="s3cret") == b"PONG"
 
 
-async def test_a_user_with_a_password_is_enough_though_the_default_user_has_none(
+@pytest.mark.parametrize("binary", ["valkey", "redis7", "redis62"])
+async def test_a_password_that_the_server_does_not_ask_for_is_not(start_server, address, binary):
+    server = start_server(binary, *listening_on(address))
+    with pytest.raises(UnprotectedServer):
+        await ping(f"redis://:s3cret@{address}:{server.port}")
+    url = f"redis://{address}:{server.port}"
+    assert await ping(url, password="s3cret", allow_unauthenticated=True) == b"PONG"
+
+
+async def test_a_user_with_a_password_is_enough_once_the_default_user_is_off_or_restricted(
     start_server, address
 ):
     server = start_server("valkey", *listening_on(address))
     user = acl_user("worker", password="s3cret")
     server.command(*user.command.split(" "))
-    assert await ping(f"redis://{user.name}:s3cret@{address}:{server.port}") == b"PONG"
+    url = f"redis://{user.name}:s3cret@{address}:{server.port}"
+    with pytest.raises(UnprotectedServer):
+        await ping(url)
+    server.command("ACL", "SETUSER", "default", "-@all", "+ping", "+acl")
+    assert await ping(url) == b"PONG", "a user for probes alone"
+    server.command("ACL", "SETUSER", "default", "off")
+    assert await ping(url) == b"PONG"
 
 
 async def test_a_user_without_a_password_is_not(start_server, address):
