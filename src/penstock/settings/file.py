@@ -56,18 +56,25 @@ class ConfigFile:
             _note(logging.WARNING, f"{what} and every user can read it: {mend}")
 
     def check_addresses(self, elsewhere: Iterable[str]) -> None:
-        """Refuse to send a secret that was set `elsewhere` to an address of an unnamed file."""
+        """Refuse to send a secret from `elsewhere` to an address of an unnamed file."""
         if self.is_named:
             return
         given = frozenset(elsewhere)
+        outside = {"password_file"} if self._has_password_outside() else set[str]()
         for address, secrets in _SENT_TO.items():
-            stored = [name for name in secrets if name in given]
+            stored = [name for name in secrets if name in given | outside]
             if stored and address not in given and self.values.get(address):
                 raise ConfigError(
                     f"{stored[0]} is not sent to the {address} of {self.path}, a file that was "
-                    f"found and not named: set {address} where {stored[0]} is set, or name the "
-                    f"file with --config or PENSTOCK_CONFIG"
+                    f"found and not named: set {address} by an argument or the environment, or "
+                    f"name the file with --config or PENSTOCK_CONFIG"
                 )
+
+    def _has_password_outside(self) -> bool:
+        """Whether its `password_file` is in another folder: it could be any file of the user."""
+        folder = self.path.parent.resolve()
+        file = folder / str(self.values.get("password_file", ""))
+        return not file.resolve().is_relative_to(folder)
 
 
 def read_file(named: str | Path | None) -> ConfigFile | None:
@@ -78,7 +85,7 @@ def read_file(named: str | Path | None) -> ConfigFile | None:
 
     path = Path(named or Path(CONFIG_FILE).absolute())
     try:
-        with path.open("rb") as stream:
+        with open(path, "rb", opener=_opener if named is None else None) as stream:
             status = os.fstat(stream.fileno())
             if named is None:
                 _check_owner(path, status)
@@ -90,6 +97,11 @@ def read_file(named: str | Path | None) -> ConfigFile | None:
     if named is None:
         _note(logging.INFO, f"settings come from {path}, the file of the working directory")
     return ConfigFile(path, named is not None, status.st_mode, _by_dotted_names(document))
+
+
+def _opener(path: str, flags: int) -> int:
+    """Does not wait for the other end of a FIFO, which anybody could have put there."""
+    return os.open(path, flags | os.O_NONBLOCK)
 
 
 def _by_dotted_names(document: Mapping[str, object]) -> dict[str, object]:
@@ -106,7 +118,8 @@ def _by_dotted_names(document: Mapping[str, object]) -> dict[str, object]:
 def _check_owner(path: Path, status: os.stat_result) -> None:
     """Refuse a file that another user has written, could have written or exchanged."""
     ours = {os.geteuid(), 0}
-    for place, found in ((path, status), (path.parent, path.parent.stat())):
+    folders = dict.fromkeys((path.parent, path.resolve().parent))
+    for place, found in ((path, status), *((folder, folder.stat()) for folder in folders)):
         if found.st_uid not in ours:
             problem, mend = f"{place} belongs to another user (uid {found.st_uid})", ""
         elif found.st_mode & _BY_OTHERS:

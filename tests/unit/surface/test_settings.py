@@ -215,6 +215,26 @@ def test_a_file_of_another_user_is_refused(folder, part):
         Settings.load(environ={})
 
 
+def test_a_link_into_a_folder_that_others_can_write_is_refused(folder):
+    shared = folder / "shared"
+    shared.mkdir()
+    (folder / "penstock.toml").rename(shared / "theirs.toml")
+    (folder / "penstock.toml").symlink_to(shared / "theirs.toml")
+    assert Settings.load(environ={}).url
+    shared.chmod(0o777)
+    with pytest.raises(ConfigError, match=f"other users can write {shared}"):
+        Settings.load(environ={})
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file to another user")
+def test_a_fifo_of_another_user_is_refused_without_waiting_for_its_writer(folder):
+    (folder / "penstock.toml").unlink()
+    os.mkfifo(folder / "penstock.toml")
+    os.chown(folder / "penstock.toml", 65534, 65534)
+    with pytest.raises(ConfigError, match="belongs to another user"):
+        Settings.load(environ={})
+
+
 def test_a_link_to_nowhere_is_refused_like_a_file_that_cannot_be_read(folder):
     (folder / "penstock.toml").unlink()
     (folder / "penstock.toml").symlink_to(folder / "gone")
@@ -259,6 +279,19 @@ def test_an_api_key_is_not_sent_to_the_address_of_a_found_file(folder):
 def test_a_file_with_its_own_password_counts_as_a_whole(folder):
     (folder / "penstock.toml").write_text('url = "redis://127.0.0.1:1"\npassword = "p"\n')
     assert Settings.load(environ={}).password == "p"
+
+
+@pytest.mark.parametrize("named", ["/etc/shadow", "../id_rsa", "link"])
+def test_the_contents_of_any_file_are_not_sent_to_the_address_of_a_found_file(folder, named):
+    found = folder / "penstock.toml"
+    (folder / "link").symlink_to(folder.parent / "id_rsa")
+    found.write_text(f'url = "redis://127.0.0.1:1"\npassword_file = "{named}"\n')
+    with pytest.raises(ConfigError, match="password_file is not sent to the url of"):
+        Settings.load(environ={})
+    assert Settings.load(config=found, environ={}).password_file == named
+    assert Settings.load(environ={"PENSTOCK_URL": "redis://x"}).password_file == named
+    found.write_text('url = "redis://127.0.0.1:1"\npassword_file = "secret/password"\n')
+    assert Settings.load(environ={}).password_file == "secret/password"
 
 
 @pytest.mark.parametrize("line", ['password = "p"', 'url = "redis://u:p@h"', "vectors.api_key = 1"])
