@@ -22,7 +22,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from penstock.processes.home import open_own
+from penstock.processes.home import check_folder, open_own
 
 __all__ = ["Daemon", "DaemonRefused", "Deadline", "command_of", "holder_pid", "is_held"]
 __all__ += ["open_lock", "program_of", "run_daemon", "start_daemon", "try_lock"]
@@ -178,10 +178,10 @@ def start_daemon(
 class Daemon(ABC):
     """The owner of a data directory, for as long as it holds its lock."""
 
-    def __init__(self, home: Path, lock: str, log: Path) -> None:
-        self.home, self.log = home, log
-        self.lock_path = home / lock
-        self.lock = open_lock(self.lock_path)
+    def __init__(self, home: Path, lock: str, log: str) -> None:
+        self.home, self.log = home, home / log
+        self.lock_path = home.absolute() / lock
+        self.lock = open_lock(home / lock)
 
     @abstractmethod
     def on_lock_taken(self) -> None:
@@ -209,7 +209,6 @@ class Daemon(ABC):
         os.pwrite(self.lock, str(os.getpid()).encode(), 0)
         os.setsid()
         os.umask(0o077)
-        os.chdir(self.home)  # the starter's folder may have to be unmounted
         for target in (1, 2):
             os.dup2(output, target)
         os.close(output)
@@ -223,10 +222,16 @@ class Daemon(ABC):
         return os.path.samestat(present, os.fstat(self.lock))
 
 
-def run_daemon(make: Callable[[], Daemon]) -> int:
-    """Run a daemon in this process, detached from its starter; the exit code."""
+def run_daemon(make: Callable[[dict[str, Any]], Daemon], config: Mapping[str, Any]) -> int:
+    """Run a daemon in this process, detached from its starter; the exit code.
+
+    Its `home` is the working directory: the path may lead elsewhere in the next moment, if another
+    user can rename a folder above it.
+    """
     try:
-        daemon = make()
+        os.chdir(config["home"])
+        check_folder(Path(), config["home"])
+        daemon = make({**config, "home": ""})
         if not daemon.take_over():
             return ANOTHER_IS_FASTER
         daemon.detach()

@@ -53,9 +53,9 @@ def check_home(home: Path) -> None:
     check_folder(home)
 
 
-def check_folder(folder: Path) -> None:
+def check_folder(folder: Path, shown_as: str = "") -> None:
     """Raise NotOurs unless this user owns a directory and no other may write to it."""
-    facts, shown = folder.lstat(), shlex.quote(str(folder))
+    facts, shown = folder.lstat(), shlex.quote(shown_as or str(folder))
     if stat.S_ISLNK(facts.st_mode):
         raise NotOurs(errno.EPERM, f"{shown} is a link, and must be a directory: remove it")
     if not stat.S_ISDIR(facts.st_mode):
@@ -143,7 +143,7 @@ def socket_path(home: Path, name: str) -> str:
 
 def note_socket(home: Path, name: str, path: str) -> None:
     """Note where the socket is, for `socket_path` in other processes."""
-    if Path(path).parent != home:
+    if Path(path).name != name:
         note = open_own(_note_of(home, name), os.O_WRONLY | os.O_CREAT)
         try:
             os.ftruncate(note, 0)

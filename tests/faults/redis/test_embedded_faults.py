@@ -367,7 +367,7 @@ def test_a_directory_that_others_own_is_a_clear_error(home):
 
 def test_a_directory_in_the_place_of_a_lock_is_a_clear_error(embed, home):
     (home / "users.lock").mkdir(parents=True)
-    with pytest.raises(StartFailed, match=r"users\.lock: Is a directory") as raised:
+    with pytest.raises(StartFailed, match=r"users\.lock: it is not a regular file") as raised:
         embed().attach()
     assert one_line(raised)
     (home / "users.lock").rmdir()

@@ -83,7 +83,7 @@ def test_the_keeper_syncs_what_was_appended_once_a_second(monkeypatch, home):
     monkeypatch.setattr(keeper, "_sync_file", synced.append)
     log = home / "appendonlydir" / "appendonly.aof.7.incr.aof"
     log.parent.mkdir(parents=True)
-    kept = {"home": str(home), "socket": "s", "log": "l", "command": [], "linger_s": 0}
+    kept = {"home": str(home), "socket": "s", "command": [], "linger_s": 0}
     syncing, resting = keeper.Keeper(kept | {"syncs": True}), keeper.Keeper(kept | {"syncs": False})
     for moment, size, expected in [
         (100.0, 10, [log]),
@@ -122,7 +122,6 @@ def test_a_disk_that_cannot_be_synced_is_left_to_the_servers_own_judgement(
         {
             "home": str(server.folder),
             "socket": server.socket_path,
-            "log": str(server.folder / "keeper.log"),
             "command": [],
             "linger_s": 0,
             "syncs": True,

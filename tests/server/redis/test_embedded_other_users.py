@@ -207,6 +207,16 @@ def test_a_link_of_this_user_may_stand_for_the_data_directory(embed, home):
     embedded.stop()
 
 
+@needs_another_user
+def test_a_keeper_refuses_a_directory_that_was_exchanged_since_it_was_checked(embed, open_folder):
+    theirs = open_folder / "data"
+    theirs.mkdir()
+    os.chown(theirs, OTHER, OTHER)
+    with pytest.raises(StartFailed, match=f"{theirs} belongs to uid {OTHER}"):
+        embed(theirs)._start_keeper()
+    assert not [*theirs.iterdir()]
+
+
 def test_keeper_and_server_know_no_secrets_of_their_starter(embed, monkeypatch):
     for name, value in CANARIES.items():
         monkeypatch.setenv(name, value)

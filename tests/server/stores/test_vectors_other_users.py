@@ -67,6 +67,16 @@ async def test_nothing_is_sent_to_a_daemon_of_another_user(home):
 
 
 @needs_another_user
+async def test_a_daemon_refuses_a_directory_that_was_exchanged_since_it_was_checked(home):
+    theirs = home / "vectors"
+    theirs.mkdir()
+    os.chown(theirs, OTHER, OTHER)
+    with pytest.raises(StoreAway, match=f"{theirs} belongs to uid {OTHER}"):
+        place_of(home)._start_daemon(5)
+    assert not [*theirs.iterdir()]
+
+
+@needs_another_user
 async def test_a_folder_of_sockets_that_another_user_made_first_is_refused(home, monkeypatch):
     monkeypatch.setattr(homes, "_TEMPORARY", str(home / "tmp"))
     monkeypatch.delenv("XDG_RUNTIME_DIR", raising=False)

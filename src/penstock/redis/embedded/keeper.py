@@ -43,6 +43,7 @@ if sys.platform == "linux":
     import ctypes  # noqa: F401  # pyright: ignore[reportUnusedImport]
 
 SOCKET = "valkey.sock"
+LOG = "valkey.log"
 BEGINNING = "keeper begins"
 """First line of each keeper in the log."""
 GIVING_UP = "keeper gives up"
@@ -62,7 +63,7 @@ class Keeper(Daemon):
     """Starts, watches and syncs one server."""
 
     def __init__(self, config: dict[str, Any]) -> None:
-        super().__init__(Path(config["home"]), "keeper.lock", Path(config["log"]))
+        super().__init__(Path(config["home"]), "keeper.lock", LOG)
         self.socket = Path(config["socket"])
         self.command: list[str] = config["command"]
         self.preload: str = config.get("preload", "")
@@ -270,4 +271,4 @@ def _note(text: str) -> None:
 
 
 def main(config: dict[str, Any]) -> int:
-    return run_daemon(lambda: Keeper(config))
+    return run_daemon(Keeper, config)

@@ -272,7 +272,6 @@ class Embedded:
             "password": has_port,
             "linger_s": self._settings.linger_s,
             "syncs": self._settings.appendfsync == "everysec",
-            "log": str(self.home / "valkey.log"),
             "command": self._command(),
             "preload": find_jemalloc() if self._settings.jemalloc else "",
         }
@@ -289,7 +288,7 @@ class Embedded:
             "bind": "127.0.0.1",
             "unixsocket": self.socket,
             "unixsocketperm": "700",
-            "dir": str(self.home),
+            "dir": ".",  # its keeper's
             "appendonly": "yes",
             # The keeper syncs every second; its module explains why.
             "appendfsync": "always" if self._settings.appendfsync == "always" else "no",
@@ -330,7 +329,7 @@ class Embedded:
     def _log(self) -> str:
         """The end of the log."""
         try:
-            with os.fdopen(open_own(self.home / "valkey.log", os.O_RDONLY), "rb") as log:
+            with os.fdopen(open_own(self.home / keeper.LOG, os.O_RDONLY), "rb") as log:
                 log.seek(max(0, os.fstat(log.fileno()).st_size - _LONGEST_LOG))
                 return log.read().decode(errors="replace")
         except OSError:

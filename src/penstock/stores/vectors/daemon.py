@@ -54,8 +54,7 @@ class VectorDaemon(Daemon):
     """The lock, the socket and the connections."""
 
     def __init__(self, config: dict[str, Any]) -> None:
-        home = Path(config["home"])
-        super().__init__(home, "house.lock", home / "house.log")
+        super().__init__(Path(config["home"]), "house.lock", "house.log")
         self.socket_path = Path(config["socket"])
         self.linger_s = float(config["linger_s"])
         self.listener: socket.socket | None = None
@@ -224,4 +223,4 @@ class _Connection(asyncio.Protocol):
 
 
 def main(config: dict[str, Any]) -> int:
-    return run_daemon(lambda: VectorDaemon(config))
+    return run_daemon(VectorDaemon, config)

@@ -58,7 +58,7 @@ def check_room(folder: Path, size: int) -> None:
     """
     disk = os.statvfs(folder)
     if disk.f_bavail * disk.f_frsize < size:
-        raise StoreFull(f"no room for vectors on the disk of {folder}")
+        raise StoreFull(f"no room for vectors on the disk of {folder.resolve()}")
 
 
 def sync_tree(top: Path) -> None:
