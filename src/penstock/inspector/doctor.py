@@ -9,7 +9,6 @@ import msgspec
 
 from penstock.clock import SYSTEM_CLOCK, Clock
 from penstock.errors import PermissionRefused, ServerError
-from penstock.hosts import is_loopback
 from penstock.inspector.former_namespace import find_former
 from penstock.inspector.key_scan import ScannedKey, is_guess, registered_queues, scan_keys
 from penstock.inspector.workers import list_workers
@@ -285,8 +284,8 @@ async def _judge_access(client: Client, node: Node) -> list[Finding]:
     if not wire.peer:
         return []  # a unix socket: its file says who may
     findings: list[Finding] = []
-    is_local = is_loopback(wire.peer)
-    if not client.address.credentials.password:
+    is_local = not wire.is_remote
+    if wire.serves_strangers or not client.address.credentials.password:
         others = "every user of that machine" if is_local else "everybody on the network"
         findings.append(
             Finding(

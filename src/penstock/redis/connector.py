@@ -105,7 +105,7 @@ class Connector:
             credentials=credentials,
             database=database,
             tls=tls,
-            asks_as_stranger=bool(credentials.password) and self._must_ask_for_password,
+            asks_as_stranger=bool(credentials.password),
         )
         is_open = wire.serves_strangers or not credentials.password
         if is_open and self._must_ask_for_password and wire.is_remote:

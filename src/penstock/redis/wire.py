@@ -141,8 +141,8 @@ class Wire(asyncio.Protocol):
     ) -> Wire:
         """Connect, authenticate and select the database.
 
-        With `asks_as_stranger` a server on a network gets a harmless command before that: one whose
-        default user has no password takes any password for it.
+        With `asks_as_stranger` a server on a TCP port gets a harmless command before that: one
+        whose default user has no password takes any password for it.
 
         Raises `Unreachable` or one of the server's refusals; in each case nothing was asked.
         """
@@ -151,7 +151,7 @@ class Wire(asyncio.Protocol):
             async with asyncio.timeout(connect_s):
                 await wire._connect(tls)
                 commands = handshake(credentials or Credentials(), database)
-                if asks_as_stranger and wire.is_remote:
+                if asks_as_stranger and wire.peer:
                     first, *replies = await wire.send([("ROLE",), *commands])
                     wire.serves_strangers = not isinstance(first, ServerError)
                 else:

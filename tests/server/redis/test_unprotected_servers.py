@@ -150,6 +150,8 @@ async def test_the_doctor_warns_of_a_server_without_a_password_also_on_loopback(
         found = await warnings_of(f"redis://{host}:{server.port}", allow_unauthenticated=True)
         assert others in found["access"]
         assert ("tls" in found) is (host == address)
+    leftover = await warnings_of(f"redis://:s3cret@127.0.0.1:{server.port}")
+    assert "asks for no password" in leftover["access"], "though we have one"
     found = await warnings_of(server.unix_url)
     assert f"TCP port {server.port} has no password" in found["access"]
 

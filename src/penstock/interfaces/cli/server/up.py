@@ -99,7 +99,7 @@ def _greet(health: Health, place: _Place | None, as_json: bool) -> None:
         incoming = {"incoming": place.incoming or None} if place else {}
         say_json({"address": health.address, "status": health.status, **incoming}, indent=0)
         return
-    program = "penstock" if shutil.which("penstock") else f"{sys.executable} -m penstock"
+    program = "penstock" if shutil.which("penstock") else f"{sys.executable} -P -m penstock"
     say(f"Penstock is up on {health.address} ({health.status})", bold=True)
     if place is None:
         say(f"For documents: {INSTALL}")
