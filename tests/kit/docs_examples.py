@@ -239,7 +239,7 @@ def squeezed(line: str) -> str:
 
 def as_at_home(line: str) -> str:
     """Show commands in logs as they are for users with the usual data directory."""
-    command = f"{shlex.quote(sys.executable)} -m penstock"
+    command = f"{shlex.quote(sys.executable)} -P -m penstock"
     return line.replace(command, "penstock").replace(f" --home {os.environ['PENSTOCK_HOME']}", "")
 
 

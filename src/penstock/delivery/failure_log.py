@@ -203,7 +203,9 @@ def shell_word(text: str) -> str:
 
 @cache
 def _program() -> str:
-    return "penstock" if shutil.which("penstock") else f"{shell_word(sys.executable)} -P -m penstock"
+    return (
+        "penstock" if shutil.which("penstock") else f"{shell_word(sys.executable)} -P -m penstock"
+    )
 
 
 def _server_words(settings: Settings) -> list[str]:

@@ -280,6 +280,7 @@ async def test_a_server_that_has_no_password_takes_those_who_send_one(home, embe
     embedded = embed()
     embedded.attach()
     (home / "password").write_text("a" * 48 + "\n")
+    (home / "password").chmod(0o600)
     settings = Settings(home=str(home), embedded=EmbeddedSettings(linger_s=0.1))
     async with Client(settings) as client:
         await client.call("SET", "key", "value")
@@ -299,9 +300,21 @@ def test_without_a_port_there_is_no_password(embed, home):
 def test_a_password_that_cannot_be_used_is_a_clear_error(embed, home, text):
     home.mkdir(mode=0o700)
     (home / "password").write_text(text)
+    (home / "password").chmod(0o600)
     with pytest.raises(StartFailed, match="password: expected one line of 22 to 128 letters"):
         embed(port=1).attach()
     (home / "password").unlink()
+
+
+def test_a_password_that_others_can_read_is_refused_with_what_to_type(embed, home):
+    home.mkdir(mode=0o700)
+    file = home / "password"
+    file.write_text("a" * 48)
+    file.chmod(0o640)
+    with pytest.raises(StartFailed, match="other users may read it") as refused:
+        embed(port=free_port()).attach()
+    subprocess.run(str(refused.value).rpartition("type: ")[2], shell=True, check=True)  # noqa: S602
+    embed(port=free_port()).attach()
 
 
 def run_penstock(*arguments):

@@ -9,6 +9,8 @@ from __future__ import annotations
 import errno
 import os
 import re
+import shlex
+import stat
 from contextlib import suppress
 from pathlib import Path
 
@@ -31,8 +33,12 @@ def read_password(home: Path) -> str | None:
         return None
     try:
         text = os.read(file, _LONGEST).rstrip(b"\n")
+        mode = os.fstat(file).st_mode
     finally:
         os.close(file)
+    if mode & (stat.S_IRGRP | stat.S_IROTH):
+        why = f"other users may read it, type: chmod 600 {shlex.quote(str(home / FILE))}"
+        raise OSError(errno.EPERM, why, str(home / FILE))
     if not _WELL_FORMED.fullmatch(text):
         why = "expected one line of 22 to 128 letters, digits, _ and -: remove it to get a new one"
         raise OSError(errno.EINVAL, why, str(home / FILE))
