@@ -29,11 +29,16 @@ class NotOurs(PermissionError):
 # ---- data directories
 
 
-def make_home(home: Path, socket: str | None = None) -> None:
-    """Make a data directory and its socket's folder, for this user alone, or raise OSError."""
+def make_home(home: Path, socket: str | None = None, *, data: str = "") -> None:
+    """Make a data directory and its socket's folder, for this user alone, or raise OSError.
+
+    The folder `data` in it is checked, if it is there.
+    """
     try:
         home.mkdir(mode=0o700, parents=True, exist_ok=True)
         check_home(home)
+        with suppress(FileNotFoundError):
+            check_home(home / data)
         if socket is not None:
             folder = Path(socket).parent
             folder.mkdir(mode=0o700, exist_ok=True)

@@ -208,6 +208,15 @@ def test_a_link_of_this_user_may_stand_for_the_data_directory(embed, home):
 
 
 @needs_another_user
+def test_data_that_another_user_left_there_are_not_read(embed, home):
+    (home / "appendonlydir").mkdir(parents=True)
+    home.chmod(0o700)
+    os.chown(home / "appendonlydir", OTHER, OTHER)
+    with pytest.raises(StartFailed, match=f"appendonlydir belongs to uid {OTHER}"):
+        embed(home).attach()
+
+
+@needs_another_user
 def test_a_keeper_refuses_a_directory_that_was_exchanged_since_it_was_checked(embed, open_folder):
     theirs = open_folder / "data"
     theirs.mkdir()

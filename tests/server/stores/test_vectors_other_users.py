@@ -67,6 +67,16 @@ async def test_nothing_is_sent_to_a_daemon_of_another_user(home):
 
 
 @needs_another_user
+async def test_vectors_that_another_user_left_there_are_not_read(home):
+    (home / "vectors").mkdir(mode=0o700)
+    (home / "vectors" / "collections").mkdir()
+    os.chown(home / "vectors" / "collections", OTHER, OTHER)
+    async with opened(home) as store:
+        with pytest.raises(StoreAway, match=f"collections belongs to uid {OTHER}"):
+            await use(store)
+
+
+@needs_another_user
 async def test_a_daemon_refuses_a_directory_that_was_exchanged_since_it_was_checked(home):
     theirs = home / "vectors"
     theirs.mkdir()

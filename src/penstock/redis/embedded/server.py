@@ -236,9 +236,7 @@ class Embedded:
 
     def _make_home(self) -> None:
         with self._usable():
-            make_home(self.home, self.socket)
-            for folder in self.home.glob("appendonlydir"):
-                check_home(folder)
+            make_home(self.home, self.socket, data="appendonlydir")
 
     def _open(self, name: str) -> int:
         with self._usable(name):

@@ -78,7 +78,7 @@ class DaemonProcess:
         pause_s = _POLL_S
         try:
             make_home(self.home.parent)
-            make_home(self.home, self.socket)
+            make_home(self.home, self.socket, data="collections")
             while not self.answers(self._patience_s):
                 if deadline.over:
                     raise StoreAway(self._why_it_is_late())
