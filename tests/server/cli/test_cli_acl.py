@@ -90,10 +90,15 @@ def test_a_password_file_is_read_as_programs_read_it(acl, tmp_path):
 def test_the_namespace_is_that_of_the_settings_unless_another_is_given(acl, namespace):
     own = KeySpace(namespace).prefix
     assert f"~{own}*" in line_of(acl("--role", "reader"))
-    assert f"~{KeySpace('other').prefix}*" in line_of(
-        acl("--role", "reader", "--namespace", "other")
-    )
-    assert "~*" in line_of(acl("--role", "reader", "--namespace", ""))
+    other = acl("--role", "reader", "--namespace", "other")
+    assert f"~{KeySpace('other').prefix}*" in line_of(other)
+    assert "every key" not in other.stderr
+
+
+def test_a_user_for_every_key_is_named_as_such(acl):
+    done = acl("--role", "reader", "--namespace", "")
+    assert "~*" in line_of(done)
+    assert "every key" in done.stderr
 
 
 @pytest.mark.parametrize(

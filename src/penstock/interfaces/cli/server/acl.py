@@ -69,6 +69,12 @@ def acl(
         say_json({"user": made.name, "rules": made.rules})
         return
     say(made.file_line if for_file else made.command, is_data=True)
+    if "~*" in made.rules:
+        say(
+            f"penstock: {made.name} may use every key of the server, as there is no namespace; "
+            "--namespace names one",
+            err=True,
+        )
     if not made.has_password:
         say(
             f"penstock: a new user {made.name} cannot log in, as it has no password yet; "
