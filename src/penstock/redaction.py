@@ -186,6 +186,10 @@ _BRACKETS = re.compile(r"[\[\](){}]")
 _SCHEME = re.compile(r"(?:bearer|basic|token|apikey|negotiate|ntlm)[ \t]{1,4}", re.IGNORECASE)
 _WIDE_SCHEME = re.compile(r"(?:digest|aws4-[\w-]{1,30}|hmac[\w-]{0,30})[ \t]", re.IGNORECASE)
 _LINE = re.compile(r"(?:(?!\\[rn])[^\r\n])*+")
+# Up to the quote before the name, in one look: to the end of the line first would be quadratic.
+_QUOTED_LINE = {
+    quote: re.compile(rf"(?:(?!\\[rn])(?!(?<!\\){quote})[^\r\n])*+") for quote in ("'", '"')
+}
 _RUN = re.compile(
     r"(?:[^\s&'\"`<>,;%]|(?<=\w)['\"](?=\w)|&(?![\w.%-]{1,64}(?:=|%3D)|$|\s|amp;)"
     r"|[,;](?![\w.-]{1,64}[=:])|%(?!26))++",
@@ -283,13 +287,9 @@ def _header_value(text: str, name: re.Match[str], at: int, before: str) -> tuple
     )
     if not is_wide:
         return None
-    line = _LINE.match(text, at)
-    end = line.end() if line else at
-    opening = before.rstrip("setproxySETPROXY-")[-1:]
-    if opening in {"'", '"'}:  # curl -H 'Cookie: …'
-        closing = re.compile(rf"(?<!\\){opening}").search(text, at, end)
-        end = closing.start() if closing else end
-    return at, end
+    opening = before.rstrip("setproxySETPROXY-")[-1:]  # curl -H 'Cookie: …'
+    line = _QUOTED_LINE.get(opening, _LINE).match(text, at)
+    return at, line.end() if line else at
 
 
 def _value_at(text: str, at: int, *, is_prose: bool = False) -> tuple[int, int]:

@@ -81,6 +81,7 @@ def test_no_part_of_a_generated_secret_is_left(spelling, secret):
         *("password='", 'password="\\"\n', "password=[\n", "password=[ password='(", "password=\\"),
         *('password=\\\\\\"\\"', "password=)", "password=,a", "password=a'b", "password='\n\n\n"),
         *("sk-", "eyJa.", "AUTH a ", "-----BEGIN PRIVATE KEY-----", "-----", "--password ", "\\"),
+        *("'cookie: a", '"authorization: digest "'),
         *("Cookie: ", "(b'password',", "<password>", "bearer aaaaaa ", "SETUSER >", "İpassword="),
     ],
 )
