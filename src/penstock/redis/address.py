@@ -136,8 +136,11 @@ def _split(url: str) -> SplitResult:
     if parts.scheme not in _SCHEMES:
         shown = f"{parts.scheme}://" if "://" in url else "no scheme"
         raise AddressError(f"server address: {shown} is not one of {', '.join(_SCHEMES)}")
-    if parts.fragment:
-        raise AddressError("server address: '#' in a user name or password is written %23")
+    behind = parts.query if parts.scheme == "unix" else parts.path + parts.query
+    if parts.fragment or "@" in behind:  # what looks like a path or an option is of the password
+        raise AddressError(
+            "server address: '/', '?' and '#' in a user name or password are written %2F, %3F, %23"
+        )
     return parts
 
 
@@ -163,8 +166,9 @@ def _endpoint(place: str, default_port: int) -> Endpoint:
     except ValueError:
         host, port = None, None
     if not host or port == 0:
+        name = place.rpartition(":")[0]  # without a host the rest is a password
         raise AddressError(
-            f"server address: {place!r} is not host:port with a port from 1 to {_HIGHEST_PORT}"
+            f"server address: expected host:port with a port from 1 to {_HIGHEST_PORT} at {name!r}"
         )
     return Endpoint(host, port or default_port)
 

@@ -79,6 +79,31 @@ def test_a_bad_address_is_refused_in_one_line(url, words):
     assert "\n" not in str(refused.value)
 
 
+@pytest.mark.parametrize(
+    "url",
+    [
+        "redis://u:SECRET",
+        "redis://u:p?SECRET@host",
+        "redis://u:1?SECRET@host",
+        "redis://u:SECRET?p@host",
+        "redis://u:p/SECRET@host",
+        "redis://u:p#SECRET@host",
+        "redis+sentinel://u:SECRET/p@host",
+        "redis+sentinel://u:1/SECRET@host/main",
+        "redis+cluster://u:SECRET,host",
+        "unix://u:p?SECRET@/run/valkey.sock",
+    ],
+)
+def test_a_bad_address_is_refused_without_any_part_of_its_password(url):
+    with pytest.raises(AddressError) as refused:
+        parse(url)
+    assert "SECRET" not in str(refused.value)
+
+
+def test_a_socket_may_have_any_name():
+    assert parse("unix:///run/v@lkey.sock").endpoints == (Endpoint(path="/run/v@lkey.sock"),)
+
+
 def test_user_and_password_in_the_url_may_hold_any_character():
     address = parse("redis://us%40er:p%40%3A%2F%23%25@host")
     assert address.credentials.username == "us@er"
