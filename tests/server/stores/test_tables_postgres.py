@@ -16,7 +16,7 @@ import pytest
 from tests.kit.patience import patient
 from tests.kit.stores.notes import add_note, note_names
 
-from penstock.errors import StoreAway, StoreError, StoreFull
+from penstock.errors import SettingError, StoreAway, StoreError, StoreFull
 from penstock.settings import Settings, TableSettings
 from penstock.stores.opening import open_tables
 from penstock.stores.tables.port import Tables, Transaction
@@ -189,6 +189,28 @@ async def test_addresses_that_lead_nowhere_say_so_without_the_password(
     assert type(await attempt(f"{user}-missing")) is StoreError
     stranger = postgres_server.url.replace("postgres@", "stranger:secret@")
     assert type(await attempt(stranger)) is StoreError
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "postgresql://me:p@secret@127.0.0.1:1/x",
+        "postgresql://me@127.0.0.1:p@secret@127.0.0.1:1/x",
+        "postgresql://me:p/secret@127.0.0.1:1/x",
+        "postgresql://127.0.0.1:1/secret@127.0.0.1:1/x",
+    ],
+)
+def test_an_address_whose_password_libpq_takes_for_a_host_is_refused(url: str):
+    with pytest.raises(SettingError) as refused:
+        open_tables(Settings(tables=TableSettings(url=url)))
+    assert "secret" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    "url", ["postgresql://me:p%40x@h1,h2:5432/d@b", "postgresql:///x?host=@abstract", "postgres://"]
+)
+def test_an_address_that_libpq_understands_is_taken(url: str):
+    open_tables(Settings(tables=TableSettings(url=url)))
 
 
 async def test_a_write_gives_up_when_another_holds_the_row(url: str, open_at: OpenTables):

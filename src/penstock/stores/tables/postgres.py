@@ -83,9 +83,19 @@ class _PostgresQueues(WorkQueues):
 
 
 def is_address(url: str) -> bool:
-    """Whether libpq can parse it."""
+    """Whether libpq can parse it, and to what was meant.
+
+    It takes what follows the first @, / or ? of a password for a host, a port or a database, which
+    errors would then show.
+    """
     try:
-        conninfo_to_dict(url)
+        given = {name: str(value) for name, value in conninfo_to_dict(url).items()}
     except psycopg.Error:
         return False
-    return True
+    ports = given.get("port", "").split(",")
+    return (
+        # Before an abstract socket there is an @.
+        not any("@" in host[1:] for host in given.get("host", "").split(","))
+        and all(not port or port.isdecimal() for port in ports)
+        and not ("@" in given.get("dbname", "") and "user" not in given)
+    )
