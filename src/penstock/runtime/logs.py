@@ -14,7 +14,9 @@ import math
 import os
 import re
 import sys
+import threading
 import traceback
+import warnings
 from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 from types import TracebackType
@@ -23,7 +25,14 @@ from typing import Any, TextIO, cast
 from penstock.redaction import HIDDEN, is_secret_name, redacted
 from penstock.settings import LogSettings
 
-__all__ = ["UNSAFE", "SafeText", "cleaned", "configure", "escaped_controls"]
+__all__ = [
+    "UNSAFE",
+    "SafeText",
+    "cleaned",
+    "configure",
+    "escaped_controls",
+    "log_what_python_prints",
+]
 
 OWN_PREFIX = "penstock."
 DEEPEST = 6
@@ -77,6 +86,13 @@ def configure(settings: LogSettings, stream: TextIO | None = None) -> logging.Ha
     return handler
 
 
+def log_what_python_prints() -> None:
+    """Log warnings, and errors of threads and finalizers: as text they would pass no filter."""
+    warnings.showwarning = _log_warning
+    threading.excepthook = _log_error_of_thread
+    sys.unraisablehook = _log_ignored_error
+
+
 def cleaned(text: str) -> str:
     """`text` on one line, with control characters escaped and secrets hidden.
 
@@ -104,6 +120,7 @@ class SafeText(logging.Filter):
 
     def filter(self, record: logging.LogRecord) -> bool:
         record.msg, record.args = self._safe(_message(record)), None
+        record.name = self._safe(record.name)
         if record.exc_info and record.exc_info[1] is not None:
             record.exc_text = "\n".join(self._traceback(*record.exc_info[1:]))
         elif record.exc_text:
@@ -209,6 +226,32 @@ class _HumanFormatter(logging.Formatter):
 
 class _OwnHandler(logging.StreamHandler[TextIO]):
     """Its type distinguishes it from other handlers."""
+
+
+def _log_warning(
+    message: Warning | str,
+    category: type[Warning],
+    filename: str,
+    lineno: int,
+    file: TextIO | None = None,  # noqa: ARG001  the signature is Python's
+    line: str | None = None,  # noqa: ARG001
+) -> None:
+    logging.getLogger("py.warnings").warning(
+        "%s:%d: %s: %s", filename, lineno, category.__name__, message
+    )
+
+
+def _log_error_of_thread(args: threading.ExceptHookArgs) -> None:
+    if args.exc_value is not None and not isinstance(args.exc_value, SystemExit):
+        name = args.thread.name if args.thread else "?"
+        error = (args.exc_type, args.exc_value, args.exc_traceback)
+        logging.getLogger("threading").error("thread %s failed", name, exc_info=error)
+
+
+def _log_ignored_error(args: sys.UnraisableHookArgs) -> None:
+    what = args.err_msg or "Exception ignored in"
+    error = args.exc_value or args.exc_type()
+    logging.getLogger("sys.unraisable").error("%s: %r", what, args.object, exc_info=error)
 
 
 def _coloured(stream: TextIO) -> bool:

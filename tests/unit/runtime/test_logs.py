@@ -1,16 +1,19 @@
 from __future__ import annotations
 
+import gc
 import io
 import json
 import logging
 import re
+import sys
 import threading
 import time
+import warnings
 
 import pytest
 from tests.kit.secret_spellings import CANARY, SPELLINGS, planted
 
-from penstock.runtime.logs import SafeText, cleaned, configure
+from penstock.runtime.logs import SafeText, cleaned, configure, log_what_python_prints
 from penstock.settings import LogSettings
 from penstock.testing.clock import ManualClock
 from penstock.throttled_log import MAX_CAUSES, RateLimitedLog
@@ -101,6 +104,41 @@ def test_hostile_text_cannot_forge_a_line_for_people(as_text, text) -> None:
     assert re.match(r"\d\d:\d\d:\d\d\.\d{3} ERROR   some\.module: bad: ", first)
     assert all(line.startswith("    ") for line in rest)
     assert all(line.isprintable() for line in (first, *rest))
+
+
+@pytest.mark.parametrize("text", HOSTILE)
+def test_a_hostile_name_of_a_logger_is_one_of_a_harmless_line(as_json, text) -> None:
+    logging.getLogger(text).error("bad")
+    assert as_json()[0]["logger"].isprintable()
+
+
+def test_what_python_prints_is_logged_without_its_secrets(as_json, monkeypatch) -> None:
+    monkeypatch.setattr(threading, "excepthook", threading.excepthook)
+    monkeypatch.setattr(sys, "unraisablehook", sys.unraisablehook)
+
+    class Broken:
+        def __del__(self) -> None:
+            fail()
+
+    def fail() -> None:
+        raise RuntimeError(f"password={CANARY}\nforged")
+
+    with warnings.catch_warnings():  # which puts back what Python has for warnings
+        warnings.simplefilter("always")
+        log_what_python_prints()
+        warnings.warn(f"password={CANARY}\nforged", stacklevel=1)
+    thread = threading.Thread(target=fail, name=f"password={CANARY}")
+    thread.start()
+    thread.join()
+    Broken()
+    gc.collect()
+    warned, thread_failed, ignored = as_json()
+    assert "UserWarning: password=…" in warned["message"]
+    assert "thread password=… failed" in thread_failed["message"]
+    assert "Broken.__del__" in ignored["message"]
+    for line in (thread_failed, ignored):
+        assert line["exception"].splitlines()[-1].startswith("RuntimeError: password=…")
+    assert CANARY not in json.dumps([warned, thread_failed, ignored])
 
 
 def test_chained_errors_and_groups_keep_their_shape(as_json) -> None:

@@ -30,6 +30,7 @@ from penstock.redis.codec import Codec
 from penstock.runtime import Worker, configure, run_process
 from penstock.runtime.heartbeat import Heartbeat
 from penstock.runtime.heartbeat_thread import HeartbeatThread
+from penstock.runtime.logs import log_what_python_prints
 from penstock.settings import Settings
 from penstock.topics.admin.topic_admin import TopicAdmin
 from penstock.topics.admin.views import MessageView
@@ -111,6 +112,7 @@ def consume(
     )
     log = replace(settings.log, format="json") if as_json else settings.log
     configure(replace(log, level="warning") if log.level == "info" else log)
+    log_what_python_prints()
     log_settings_notes()
     # This command prints one line for a failed attempt and for the error that ends the worker.
     logging.getLogger(Worker.__module__).setLevel(logging.CRITICAL)

@@ -14,6 +14,7 @@ import click
 from penstock.interfaces.cli.lines import STANDARD_INPUT
 from penstock.interfaces.cli.main import given, log_settings_notes
 from penstock.runtime import Service, Worker, configure
+from penstock.runtime.logs import log_what_python_prints
 from penstock.settings import Settings
 
 __all__ = [
@@ -44,6 +45,7 @@ log_json_option = click.option(
 def configure_logs(settings: Settings, *, as_json: bool) -> None:
     """Log as the settings have it, or as JSON."""
     configure(replace(settings.log, format="json") if as_json else settings.log)
+    log_what_python_prints()
     log_settings_notes()
 
 
