@@ -49,6 +49,10 @@ def _redacted_once(text: str) -> str:
         text = _SCHEME_AND_TOKEN.sub(_in_scheme, text)
     if any(sign in text for sign in _TOKEN_SIGNS):
         text = _TOKEN.sub(_in_token, text)
+    if any(host in text for host in _WEBHOOK_HOSTS):
+        text = _WEBHOOK.sub(rf"\1{HIDDEN}", text)
+    if any(program in text for program in _PROGRAMS):
+        text = _PROGRAM.sub(rf"\1{HIDDEN}", text)
     return text
 
 
@@ -62,7 +66,8 @@ _PEM = re.compile(
 _TOKEN_SIGNS: Final = (
     *("eyJ", "sk-", "sk_", "rk_", "ghp_", "gho_", "ghu_", "ghs_", "ghr_", "github_pat_", "glpat-"),
     *("xoxa-", "xoxb-", "xoxp-", "xoxr-", "xoxs-", "xapp-", "AKIA", "ASIA", "AIza", "hf_", "npm_"),
-    *("pypi-", "ya29.", "SG.", "dop_v1_"),
+    *("pypi-", "ya29.", "SG.", "dop_v1_", "whsec_", "shpat_", "hvs.", "glsa_", "lin_api_"),
+    *("ATATT3", "AGE-SECRET-KEY-1", "xoxe."),
 )
 _TOKEN = re.compile(
     r"(?<![A-Za-z0-9_-])(?:"
@@ -75,6 +80,15 @@ _TOKEN = re.compile(
 
 def _in_token(found: re.Match[str]) -> str:
     return f"{found[1] or found[2] or found[3]}{HIDDEN}"
+
+
+# Whoever has such an address may post there.
+_WEBHOOK_HOSTS: Final = ("hooks.slack.com", "/api/webhooks/", "api.telegram.org")
+_WEBHOOK = re.compile(
+    r"(hooks\.slack\.com/(?:services|workflows|triggers)/|/api/webhooks/\d{1,30}/"
+    r"|api\.telegram\.org/(?:file/)?bot\d{1,20}:)[^\s'\"<>?#…]{8,}+",
+    re.ASCII,
+)
 
 
 _SCHEME_AND_TOKEN = re.compile(
@@ -92,11 +106,13 @@ def _in_scheme(found: re.Match[str]) -> str:
 
 # A line break may stand in a password, if there is an @ soon after it.
 _ADDRESS = re.compile(
-    r"://([^\s'\"<>`@]*+(?:[\r\n]{1,2}[^\s'\"<>`/@:]{0,128}@[^\s'\"<>`]*+)++|[^\s'\"<>`]*+)",
+    # A blank or a quote may, after a user and a colon.
+    r"://([^\s'\"<>`@:/]*+:(?!\d{1,5}\b)[^\s'\"<>`@]*+[ '\"<>`][^\s'\"<>`/@:]{1,128}@[^\s'\"<>`]*+"
+    r"|[^\s'\"<>`@]*+(?:[\r\n]{1,2}[^\s'\"<>`/@:]{0,128}@[^\s'\"<>`]*+)++|[^\s'\"<>`]*+)",
     re.ASCII,
 )
 # Digits before a / are a port: `http://host:80/a@b` has no password.
-_USER_AND_COLON = re.compile(r"([^:/?#@]*+):(?!\d{1,5}(?:[/?#\s]|$))", re.ASCII)
+_USER_AND_COLON = re.compile(r"([^:/?#]*+):(?!\d{1,5}(?:[/?#\s]|$))", re.ASCII)
 _LONE_USER = re.compile(r"[^:/?#@]++@")
 _NEXT_ADDRESS = re.compile(r"[,;|(=\[{&]([A-Za-z][A-Za-z0-9+.-]{0,40}+)://", re.ASCII)
 _ENCODED_ADDRESS = re.compile(
@@ -138,21 +154,23 @@ def _without_password(scheme: str, rest: str) -> str:
 # ---- in fields: name, separator, value
 
 _STEMS: Final = (
-    *("pass", "pwd", "secret", "token", "key", "sig", "auth", "cookie", "credential", "session"),
+    *("pass", "pw", "secret", "token", "key", "sig", "auth", "cookie", "credential", "sess", "jwt"),
     *("identified by", "requirepass", "masterauth"),
 )
 _KINDS_OF_KEYS: Final = (
     r"(?:api|access|secret|private|account|shared|encrypt(?:ion)?|sign(?:ing)?|master|auth|service"
-    r"|session|storage|license|subscription|function|ssh|client|consumer|app(?:lication)?)[ _.-]?"
+    r"|session|storage|license|subscription|functions?|hmac|jwt|aes|webhook|ssh|client|consumer"
+    r"|app(?:lication)?)[ _.-]?"
 )
 _NAME = re.compile(
-    r"(?P<strong>passw(?:or)?d\d?|passphrase|passcode|secret(?:[_-]?(?:id|value|text))?"
-    r"|identified\ by)"
-    r"|(?P<word>token|credentials?|(?:proxy-)?authorization|(?:set-)?cookie|session_?(?:id|key))"
+    r"(?P<strong>passw(?:or)?d(?:\d|s|[_-]?(?:hash|digest|confirm(?:ation)?))?|passphrase|passcode"
+    r"|secret(?:s|[_-]?(?:id|value|text))?|identified\ by)"
+    r"|(?P<word>token|credentials?|(?:proxy-)?authorization|(?:set-)?cookie"
+    r"|sess(?:id|ion_?(?:id|key)))"
     r"|(?P<header>signature)"
     r"|(?P<command>requirepass|masterauth)"
-    r"|(?P<key>key)"
-    r"|(?P<bare>pass|pwd|sig|auth)",
+    r"|(?P<key>keys?)"
+    r"|(?P<bare>pass|pwd?|sig|auth|jwt)",
     re.IGNORECASE | re.VERBOSE,
 )
 _KIND_OF_KEY = re.compile(rf"{_KINDS_OF_KEYS}$", re.IGNORECASE)
@@ -163,32 +181,41 @@ _SECRET_NAME = re.compile(
 )
 _SEPARATOR = re.compile(
     r"""
-    (?P<quote>\\{0,8}["'`])?
-    (?:(?P<equals>[ \t]{0,8}(?:={1,3}>?|:=|%3D)) | (?P<colon>\s{0,8}(?::(?!//)|%3A)))
-    (?(quote)(?:\s|\\[nrt]){0,8}|[ \t]{0,8})
+    (?P<quote>\\{0,8}["'`]|&quot;|&\#3[49];|%22)?
+    (?:(?P<equals>(?:[ \t]|\\t){0,8}(?:={1,3}>?|:=|%3D))
+        | (?P<colon>(?:\ (?:provided|supplied|given))?(?:\s|\\t){0,8}(?::(?!//)|%3A)))
+    (?(quote)(?:\s|\\[nrt]){0,8}|(?:[ \t]|\\t){0,8})
     """,
     re.IGNORECASE | re.VERBOSE | re.ASCII,
 )
-_AFTER_NAME: Final = frozenset("=:%\\\"'`,> \t\r\n")
+_AFTER_NAME: Final = frozenset("=:%\\\"'`,>& \t\r\n")
 _PAIR = re.compile(r"\\{0,8}[\"'`],\s{0,4}", re.ASCII)  # ('password', 'x')
 _FLAG = re.compile(r"[\"']?,?[ \t]{1,4}(?!-)", re.ASCII)  # --password x, also within a list
-_SPACE = re.compile(r"(?:[ \t]{1,4}(?=b?['\"]))", re.ASCII)  # PASSWORD 'x'
-_ELEMENT = re.compile(r">(?=[^<\s])", re.ASCII)  # <password>x</password>
+_SPACE = re.compile(r"[ \t]{1,4}(?=[bEN]?\\{0,8}['\"])", re.ASCII)  # PASSWORD 'x'
+_ELEMENT = re.compile(r"(?:[ \t][^<>]{0,100})?>(?=[^<\s])", re.ASCII)  # <password>x</password>
+_MEMBER = re.compile(  # "name": "DB_PASSWORD", "value": "x"
+    r"(?:\\{0,8}[\"'`])?(?:[\s,]|\\[nrt]){1,16}"
+    r"\\{0,8}[\"'`]?value\\{0,8}[\"'`]?[ \t]{0,4}[=:][ \t]{0,4}",
+    re.ASCII,
+)
 _BEFORE_PAIR = re.compile(r"\(b?\\{0,8}[\"'`][\w.-]{0,40}$", re.ASCII)
 _BEFORE_FLAG = re.compile(r"--[\w-]{0,40}$", re.ASCII)
 _BEFORE_QUERY = re.compile(r"(?:[?&;]|%26|%3F)$", re.IGNORECASE)
 
 _OPENING = re.compile(
-    r"(?:[A-Za-z_][\w.]{0,40}\()?[bru]{0,2}(\\{0,8})([\"'`])", re.IGNORECASE | re.ASCII
+    r"(?:[A-Za-z_][\w.]{0,40}\()?[bruen]{0,2}(\\{0,8})([\"'`])", re.IGNORECASE | re.ASCII
 )
 _AFTER_VALUE = re.compile(r"[,}\])\n]|$")
 _BRACKETS = re.compile(r"[\[\](){}]")
-_SCHEME = re.compile(r"(?:bearer|basic|token|apikey|negotiate|ntlm)[ \t]{1,4}", re.IGNORECASE)
+_SCHEME = re.compile(
+    r"(?:bearer|basic|token|apikey|negotiate|ntlm)(?::|[ \t])[ \t]{0,4}(?:token=)?", re.IGNORECASE
+)
+_BLOCK = re.compile(r"[|>][+-]?[ \t]{0,4}(?:\r?\n|(?:\\r)?\\n)[ \t]{1,40}")  # of YAML
 _WIDE_SCHEME = re.compile(r"(?:digest|aws4-[\w-]{1,30}|hmac[\w-]{0,30})[ \t]", re.IGNORECASE)
 _LINE = re.compile(r"(?:(?!\\[rn])[^\r\n])*+")
 # Up to the quote before the name, in one look: to the end of the line first would be quadratic.
 _QUOTED_LINE = {
-    quote: re.compile(rf"(?:(?!\\[rn])(?!(?<!\\){quote})[^\r\n])*+") for quote in ("'", '"')
+    quote: re.compile(rf"(?:[^\r\n\\{quote}]|\\(?![rn]){quote}?)*+") for quote in ("'", '"')
 }
 _RUN = re.compile(
     r"(?:[^\s&'\"`<>,;%]|(?<=\w)['\"](?=\w)|&(?![\w.%-]{1,64}(?:=|%3D)|$|\s|amp;)"
@@ -199,6 +226,8 @@ _PLAIN: Final = frozenset(
     {
         *("none", "null", "nil", "true", "false", "undefined", "str", "bytes", "string"),
         *("required", "missing", "expected", "must", "is", "was", "not", "wrong", "invalid"),
+        *("too", "field", "cannot", "should", "has", "may", "can", "does", "at", "no", "empty"),
+        *("unset", "set", "option", "to", "type", "of", "syntax"),
     }
 )
 _LONGEST_LIST = 1_000
@@ -223,6 +252,8 @@ def _in_fields(text: str) -> str:
             continue
         if text[name.end() : name.end() + 1] not in _AFTER_NAME:
             continue
+        if text.endswith("nexpected ", 0, start):  # token of a grammar
+            continue
         value = _value_of(text, name)
         if value is not None and value[0] < value[1]:
             parts += (text[done : value[0]], HIDDEN)
@@ -237,6 +268,8 @@ def _value_of(text: str, name: re.Match[str]) -> tuple[int, int] | None:
     before = text[max(0, start - 48) : start]
     if kind == "key" and _KIND_OF_KEY.search(before):
         kind = "strong"
+    elif kind == "bare" and before.endswith(("key-file-", "--")):
+        kind = "command"
     separator = _SEPARATOR.match(text, end)
     if separator is None:
         is_field = kind in {"strong", "word", "command"}
@@ -244,12 +277,14 @@ def _value_of(text: str, name: re.Match[str]) -> tuple[int, int] | None:
     is_prose = separator["equals"] is None and separator["quote"] is None
     at = separator.end()
     if kind == "key":  # `?key=…`, or a word of its own; but `monkey=3` and `{"key": 3}` are none
-        if separator["quote"] or is_prose or _is_within_word(before):
+        if separator["quote"] or is_prose or name[0][-1] in "sS" or _is_within_word(before):
             return None
         value = _value_at(text, at)
         return value if _BEFORE_QUERY.search(before) or _may_be_key(text, value) else None
     is_path = name[0].lower() == "pwd" and text[at : at + 1] in {"/", "~"}
-    if kind in {"bare", "header"} and (is_prose or is_path or _is_within_word(before, kind)):
+    if kind in {"bare", "header"} and (
+        is_path or (is_prose and not before.endswith(("_", "-"))) or _is_within_word(before, kind)
+    ):
         return None
     if not separator["quote"] and (found := _header_value(text, name, at, before)) is not None:
         return found
@@ -258,24 +293,28 @@ def _value_of(text: str, name: re.Match[str]) -> tuple[int, int] | None:
 
 def _is_within_word(before: str, kind: str = "key") -> bool:
     last = before[-1:]
-    return kind != "header" and (last.isalnum() or (kind == "key" and last in {"_", "-"}))
+    is_separated = kind == "header" or before[-3:-2] == "%"  # %26pwd
+    return not is_separated and (last.isalnum() or (kind == "key" and last in {"_", "-", "/"}))
 
 
 def _may_be_key(text: str, value: tuple[int, int]) -> bool:
     shown = text[value[0] : value[1]]
-    return len(shown) >= _SHORTEST_KEY and not shown.isdigit()
+    # <add key="Password" value="x"> names a secret.
+    return len(shown) >= _SHORTEST_KEY and not shown.isdigit() and not is_secret_name(shown)
 
 
 def _odd_value(text: str, end: int, before: str, *, is_command: bool) -> tuple[int, int] | None:
     """The value of `('password', 'x')`, `--password x`, `PASSWORD 'x'` and `<password>x`."""
+    if found := _MEMBER.match(text, end):
+        return _value_at(text, found.end())
     if is_command and (found := _FLAG.match(text, end)):
         return _value_at(text, found.end())
     for ahead, behind in ((_PAIR, _BEFORE_PAIR), (_FLAG, _BEFORE_FLAG), (_SPACE, None)):
         if (found := ahead.match(text, end)) and (behind is None or behind.search(before)):
             return _value_at(text, found.end())
-    if _ELEMENT.match(text, end) and "<" in before:
-        closing = text.find("<", end)
-        return (end + 1, closing) if closing > 0 else None
+    if (found := _ELEMENT.match(text, end)) and "<" in before:
+        closing = text.find("<", found.end())
+        return (found.end(), closing) if closing > 0 else None
     return None
 
 
@@ -289,7 +328,8 @@ def _header_value(text: str, name: re.Match[str], at: int, before: str) -> tuple
         return None
     opening = before.rstrip("setproxySETPROXY-")[-1:]  # curl -H 'Cookie: …'
     line = _QUOTED_LINE.get(opening, _LINE).match(text, at)
-    return at, line.end() if line else at
+    end = line.end() if line else at
+    return at, at if text[at:end].strip().lower() in _PLAIN else end
 
 
 def _value_at(text: str, at: int, *, is_prose: bool = False) -> tuple[int, int]:
@@ -301,13 +341,14 @@ def _value_at(text: str, at: int, *, is_prose: bool = False) -> tuple[int, int]:
         return _quoted(text, at, opening)
     if text[at : at + 1] in {"[", "(", "{"}:
         return _bracketed(text, at)
+    if (block := _BLOCK.match(text, at)) and (line := _LINE.match(text, block.end())):
+        return line.span()
     run = _RUN.match(text, at)
     if run is None:
         return at, at
     value = run[0].rstrip(")]},;.:\\")
-    if value.lower() in _PLAIN or (is_prose and value.isalpha() and value.islower()):
-        return at, at
-    return at, at + len(value)
+    is_plain = value.lower() in _PLAIN or (is_prose and value.isalpha() and value.islower())
+    return at, at if is_plain else at + len(value)
 
 
 def _quoted(text: str, at: int, opening: re.Match[str]) -> tuple[int, int]:
@@ -349,21 +390,28 @@ def _bracketed(text: str, at: int) -> tuple[int, int]:
 
 # ---- in commands
 
-_QUOTED_AUTH: Final = ("'auth'", '"auth"', '"auth\\')
+_QUOTED_AUTH: Final = ("'auth'", "`auth`", '"auth"', '"auth\\')
 _AUTH = re.compile(
-    r"(?P<name>(?:(?<![\w-])AUTH|[\"'](?i:auth)(?=\\{0,8}[\"']))(?:\\{0,8}[\"'])?,?[ \t]{1,4}"
-    r"b?(?:\\{0,8}[\"'])?)(?P<first>[^\s'\",<>;:\\]+)"
-    r"(?P<between>(?:\\{0,8}[\"'])?,?[ \t]{1,4}b?(?:\\{0,8}[\"'])?)?"
-    r"(?P<second>(?(between)[^\s'\",<>;\\]+))?"
+    r"(?P<name>(?:(?<![\w-])AUTH2?|[\"'`](?i:auth)(?=\\{0,8}[\"'`]))(?:\\{0,8}[\"'`])?,?[ \t]{1,4}"
+    r"b?(?:\\{0,8}[\"'`])?)(?P<first>[^\s'\"`,<>;:\\]+)"
+    r"(?P<between>(?:\\{0,8}[\"'`])?,?[ \t]{1,4}b?(?:\\{0,8}[\"'`])?)?"
+    r"(?P<second>(?(between)[^\s'\"`,<>;\\]+))?"
 )
 _ACL_PASSWORD = re.compile(r"(?<=[\s\"'])([>#])[^\s\"'>]+")
+_PROGRAMS: Final = ("redis-cli", "valkey-cli", "sshpass", "curl")
+_PROGRAM = re.compile(
+    r"((?:\b(?:redis|valkey)-cli\b[^\n]{0,200}?[\s'\"]-a|\bsshpass\b['\",\s]{1,5}-p"
+    r"|\bcurl\b[^\n]{0,200}?[\s'\"](?:-u|--user)['\",=\s]{1,5}[^\s:'\"]{1,64}:)['\",\s]{0,5})"
+    r"[^\s'\",…]+",
+    re.ASCII,
+)
 _PROSE: Final = frozenset(
     {
         *("failed", "fails", "error", "errors", "command", "called", "required", "is", "was"),
         *("with", "without", "and", "or", "for", "in", "to", "the", "a", "no", "not", "before"),
         *("by", "from", "on", "at", "of", "has", "had", "must", "needs", "again", "returned"),
         *("rejected", "refused", "reply", "response", "mechanism", "mechanisms", "only", "login"),
-        *("plain", "xoauth2", "cram-md5", "setname"),
+        *("plain", "xoauth2", "cram-md5", "setname", "keys"),
     }
 )
 

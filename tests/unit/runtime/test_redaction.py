@@ -79,9 +79,30 @@ def test_no_part_of_a_generated_secret_is_left(spelling, secret):
     [
         *("a", "://a", "a://u:p@,", "://u:\n", "http://a@", "%3A%2F%2Fa%3A", "password=", "key"),
         *("password='", 'password="\\"\n', "password=[\n", "password=[ password='(", "password=\\"),
-        *('password=\\\\\\"\\"', "password=)", "password=,a", "password=a'b", "password='\n\n\n"),
+        *(
+            'password=\\\\\\"\\"',
+            "password=…",
+            "password=)",
+            "password=,a",
+            "password=a'b",
+            "password='\n\n\n",
+        ),
         *("sk-", "eyJa.", "AUTH a ", "-----BEGIN PRIVATE KEY-----", "-----", "--password ", "\\"),
-        *("'cookie: a", '"authorization: digest "'),
+        *(
+            "'cookie: a",
+            '"authorization: digest "',
+            "://u:a '",
+            "redis-cli ",
+            "curl -u a",
+            "sshpass",
+        ),
+        *(
+            "password value",
+            "password: |\n ",
+            "&quot;",
+            "hooks.slack.com/services/a",
+            "<password a",
+        ),
         *("Cookie: ", "(b'password',", "<password>", "bearer aaaaaa ", "SETUSER >", "İpassword="),
     ],
 )
