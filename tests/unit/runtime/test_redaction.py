@@ -83,6 +83,7 @@ def test_no_part_of_a_generated_secret_is_left(spelling, secret):
             'password=\\\\\\"\\"',
             "password=…",
             "password=)",
+            "password=…",
             "password=,a",
             "password=a'b",
             "password='\n\n\n",

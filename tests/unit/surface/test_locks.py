@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import runpy
 import tomllib
 from itertools import pairwise
 from pathlib import Path
@@ -67,3 +68,14 @@ def test_the_build_backend_is_pinned_to_the_locked_version() -> None:
     (exact,) = backend.specifier
     assert exact.operator == "=="
     assert ("hatchling", exact.version) in pins_of(ROOT / "locks" / "release.txt")
+
+
+@pytest.mark.parametrize("name", ["all", "release"])
+def test_the_audit_asks_for_every_pin_whatever_python_runs_it(name: str) -> None:
+    path = ROOT / "locks" / f"{name}.txt"
+    parts = runpy.run_path(str(ROOT / "release" / "audit.py"))["without_markers"](path.read_text())
+    asked = [line for part in parts for text in part.values() for line in text.splitlines()]
+    found = {(canonicalize_name(pin[1]), pin[2]) for line in asked if (pin := PIN.match(line))}
+    assert found == pins_of(path)
+    assert [line for line in asked if ";" in line] == []
+    assert sum("--hash" in line for line in asked) == path.read_text().count("--hash")
