@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -100,13 +101,19 @@ def licences_of(bill: dict[str, Any]) -> Iterator[tuple[str, str, str]]:
             for entry in package.get("licenses", [])
         ]
         known = {SPDX.get(word, word) for word in words}
-        yield name, package["version"], READ_BY_HAND.get(name) or " AND ".join(sorted(known))
+        yield name, package["version"], READ_BY_HAND.get(name) or all_of(known)
+
+
+def all_of(licences: set[str]) -> str:
+    return " AND ".join(f"({one})" if " OR " in one else one for one in sorted(licences))
 
 
 def is_accepted(licence: str) -> bool:
     """Whether all parts of an expression are accepted, or one of its alternatives."""
+    while inner := re.search(r"\(([^()]*)\)", licence):
+        licence = licence.replace(inner[0], "MIT" if is_accepted(inner[1]) else "refused")
     return any(
-        all(part.strip("() ") in ACCEPTED for part in alternative.split(" AND "))
+        all(part.strip() in ACCEPTED for part in alternative.split(" AND "))
         for alternative in licence.split(" OR ")
     )
 

@@ -79,3 +79,29 @@ def test_the_audit_asks_for_every_pin_whatever_python_runs_it(name: str) -> None
     assert found == pins_of(path)
     assert [line for line in asked if ";" in line] == []
     assert sum("--hash" in line for line in asked) == path.read_text().count("--hash")
+
+
+@pytest.mark.parametrize(
+    ("licence", "accepted"),
+    [
+        ("MIT", True),
+        ("MIT AND Apache-2.0", True),
+        ("GPL-3.0-only OR MIT", True),
+        ("(GPL-3.0-only OR MIT) AND ISC", True),
+        ("(MIT OR GPL-3.0-only) AND Odd-1.0", False),
+        ("Odd-1.0 AND (MIT OR ISC)", False),
+        ("(Odd-1.0 AND (MIT OR ISC)) OR 0BSD", True),
+        ("Some Licence (MIT)", False),
+        ("", False),
+    ],
+)
+def test_a_release_accepts_no_licence_beside_one_that_is_not_listed(licence: str, accepted: bool):
+    dist = runpy.run_path(str(ROOT / "release" / "dist.py"))
+    assert dist["is_accepted"](licence) is accepted
+
+
+def test_licences_that_all_apply_are_not_taken_for_alternatives():
+    dist = runpy.run_path(str(ROOT / "release" / "dist.py"))
+    together = dist["all_of"]({"MIT OR GPL-3.0-only", "Odd-1.0"})
+    assert together == "(MIT OR GPL-3.0-only) AND Odd-1.0"
+    assert not dist["is_accepted"](together)
