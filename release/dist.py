@@ -120,7 +120,11 @@ def is_accepted(licence: str) -> bool:
 
 def table(licences: list[tuple[str, str, str]]) -> str:
     version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
-    head = f"# Licences of the packages that Penstock {version} may install, all extras\n\n"
+    python = f"{sys.version_info.major}.{sys.version_info.minor}"
+    head = (
+        f"# Licences of the packages of Penstock {version}\n\n"
+        f"All extras, as installed by Python {python} on {sys.platform}.\n\n"
+    )
     rows = "".join(f"| {' | '.join(line)} |\n" for line in licences)
     return f"{head}| package | version | licence |\n|---|---|---|\n{rows}"
 

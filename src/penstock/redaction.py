@@ -9,13 +9,15 @@ for payloads, which are the user's data. Each pattern is linear in the length of
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from itertools import islice
-from typing import Final
+from typing import Final, TypeAlias
 
 __all__ = ["HIDDEN", "is_secret_name", "redacted"]
 
 HIDDEN: Final = "…"
 _MOST_PASSES = 4
+_Rule: TypeAlias = tuple[tuple[str, ...], re.Pattern[str], str | Callable[[re.Match[str]], str]]
 
 
 def redacted(text: str) -> str:
@@ -34,25 +36,14 @@ def is_secret_name(name: str) -> bool:
 
 
 def _redacted_once(text: str) -> str:
-    if "PRIVATE KEY" in text:
-        text = _PEM.sub(rf"\1{HIDDEN}\2", text)
-    if "://" in text:
-        text = _ADDRESS.sub(_in_address, text)
-    if "%3A%2F%2F" in text or "%3a%2f%2f" in text:
-        text = _ENCODED_ADDRESS.sub(rf"\1{HIDDEN}\2", text)
-    text = _in_fields(text)
-    if "AUTH" in text or any(quoted in text for quoted in _QUOTED_AUTH):
-        text = _AUTH.sub(_in_auth, text)
-    if "SETUSER" in text or "setuser" in text:
-        text = _ACL_PASSWORD.sub(rf"\1{HIDDEN}", text)
-    if any(scheme in text for scheme in ("earer ", "asic ", "EARER ", "ASIC ")):
-        text = _SCHEME_AND_TOKEN.sub(_in_scheme, text)
-    if any(sign in text for sign in _TOKEN_SIGNS):
-        text = _TOKEN.sub(_in_token, text)
-    if any(host in text for host in _WEBHOOK_HOSTS):
-        text = _WEBHOOK.sub(rf"\1{HIDDEN}", text)
-    if any(program in text for program in _PROGRAMS):
-        text = _PROGRAM.sub(rf"\1{HIDDEN}", text)
+    text = _in_fields(_hidden_by(_BEFORE_FIELDS, text))
+    return _hidden_by(_AFTER_FIELDS, text)
+
+
+def _hidden_by(rules: tuple[_Rule, ...], text: str) -> str:
+    for signs, pattern, shown in rules:
+        if any(sign in text for sign in signs):
+            text = pattern.sub(shown, text)
     return text
 
 
@@ -115,6 +106,12 @@ _ADDRESS = re.compile(
 _USER_AND_COLON = re.compile(r"([^:/?#]*+):(?!\d{1,5}(?:[/?#\s]|$))", re.ASCII)
 _LONE_USER = re.compile(r"[^:/?#@]++@")
 _NEXT_ADDRESS = re.compile(r"[,;|(=\[{&]([A-Za-z][A-Za-z0-9+.-]{0,40}+)://", re.ASCII)
+# What libpq takes for a host or a name, if a password has an @ or a blank.
+_MISREAD = re.compile(
+    r"((?:resolve host|host name) \\{0,8}['\"](?=[^'\"\s@]{1,256}@)"
+    r"|missing \\{0,8}['\"]=\\{0,8}['\"] after \\{0,8}['\"])[^'\"\\\s@…]+",
+    re.ASCII,
+)
 _ENCODED_ADDRESS = re.compile(
     r"(%3A%2F%2F(?:(?!%3A|%2F|%40)[^\s'\"<>&]){0,256}+%3A)"
     r"(?:(?!%40)[^\s'\"<>&]){0,256}+(%40)",
@@ -425,3 +422,21 @@ def _in_auth(found: re.Match[str]) -> str:
     if has_second:
         return f"{found['name']}{first}{found['between']}{HIDDEN}"
     return f"{found['name']}{HIDDEN}{found['between'] or ''}{second or ''}"
+
+
+# ---- all patterns, each with texts without one of which it finds nothing
+
+_BEFORE_FIELDS: Final[tuple[_Rule, ...]] = (
+    (("PRIVATE KEY",), _PEM, rf"\1{HIDDEN}\2"),
+    (("://",), _ADDRESS, _in_address),
+    (("host", "missing"), _MISREAD, rf"\1{HIDDEN}"),
+    (("%3A%2F%2F", "%3a%2f%2f"), _ENCODED_ADDRESS, rf"\1{HIDDEN}\2"),
+)
+_AFTER_FIELDS: Final[tuple[_Rule, ...]] = (
+    (("AUTH", *_QUOTED_AUTH), _AUTH, _in_auth),
+    (("SETUSER", "setuser"), _ACL_PASSWORD, rf"\1{HIDDEN}"),
+    (("earer ", "asic ", "EARER ", "ASIC "), _SCHEME_AND_TOKEN, _in_scheme),
+    (_TOKEN_SIGNS, _TOKEN, _in_token),
+    (_WEBHOOK_HOSTS, _WEBHOOK, rf"\1{HIDDEN}"),
+    (_PROGRAMS, _PROGRAM, rf"\1{HIDDEN}"),
+)

@@ -27,6 +27,9 @@ SPELLINGS = (
     "GET https://h/p?X-Amz-Signature=CANARY&X-Amz-Credential=CANARY%2F2020&y=1",
     "GET https://h/embeddings?key=CANARY&sig=CANARY",
     "?password%3DCANARY%26b%3D1",
+    "failed to resolve host 'CANARY@127.0.0.1': Name or service not known",
+    'could not translate host name "CANARY@db" to address',
+    'missing "=" after "CANARY" in connection info string',
     "mssql://?odbc_connect=UID%3Du%3BPWD%3DCANARY",
     "%22password%22%3A%22CANARY%22",
     # headers
@@ -142,6 +145,7 @@ ORDINARY = (
     "SyntaxError: unexpected token: ')' after unexpected token '<'",
     'near "token": syntax error',
     "password: too short",
+    "failed to resolve host 'db.internal': Name or service not known",
     "password: field required",
     "cookie: missing",
     "s3://bucket/key=customer-17/part=2/file",
