@@ -15,7 +15,18 @@ from tests.kit.secret_spellings import CANARY, SPELLINGS, planted
 from penstock.interfaces.cli.output import say, say_json, say_lines
 from penstock.interfaces.cli.wording import table
 
-HOSTILE = [0x7F, *range(0x80, 0xA0), 0xAD, 0x61C, 0x180E, *range(0x200B, 0x2010), 0x2028, 0x2029]
+HOSTILE = [
+    *range(10),
+    *range(11, 0x20),
+    0x7F,
+    *range(0x80, 0xA0),
+    0xAD,
+    0x61C,
+    0x180E,
+    *range(0x200B, 0x2010),
+    0x2028,
+    0x2029,
+]
 HOSTILE += [*range(0x202A, 0x202F), *range(0x2060, 0x2070), 0xFEFF, 0x3164, 0xE0001]
 HOSTILE += [*range(0xE0020, 0xE0080), 0xE0100]
 SEEN = re.compile("[" + "".join(map(re.escape, map(chr, HOSTILE))) + "]")
