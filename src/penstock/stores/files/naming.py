@@ -15,13 +15,14 @@ from collections.abc import Iterator
 from penstock.errors import FileRefused
 from penstock.errors.base import shown
 
-__all__ = ["candidates", "components", "escaped", "fitted", "label", "outside"]
+__all__ = ["candidates", "components", "escaped", "fitted", "label", "outside", "suffix_of"]
 __all__ += ["unescaped", "with_ending"]
 
 _LONGEST_COMPONENT = 255
 _LONGEST_PATH = 4_095
 _LONGEST_EXTENSION = 32
 _MOST_CANDIDATES = 10_000
+_PLAIN_SUFFIX = re.compile(r"[\w.:=@+-]{1,128}", re.ASCII)
 _ESCAPE = re.compile(r"\\x[0-9a-f]{2}")
 _ESCAPE_OR_BACKSLASH = re.compile(r"\\(?:\\|x([0-9a-f]{2}))")
 
@@ -76,6 +77,13 @@ def unescaped(text: str) -> str:
 def label(relative: str) -> str:
     """The name of a document: `escaped`, with composed accents (NFC)."""
     return unicodedata.normalize("NFC", escaped(relative))
+
+
+def suffix_of(text: str) -> str:
+    """A suffix of names for any text: itself if it is short and plain, otherwise its hash."""
+    if _PLAIN_SUFFIX.fullmatch(text):
+        return text
+    return hashlib.sha256(text.encode(errors="surrogatepass")).hexdigest()[:32]
 
 
 def candidates(name: str, suffix: str) -> Iterator[str]:

@@ -12,6 +12,7 @@ from penstock.pipelines.documents.ingest.finished_files import (
     ERROR_NOTE,
     LARGEST_NOTE,
     FinishedFiles,
+    is_note_of,
 )
 from penstock.pipelines.documents.ingest.job_state import IngestJobState
 from penstock.pipelines.documents.ledger.tables import JobRow
@@ -131,16 +132,16 @@ async def replay(resources: DocumentResources, row: JobRow) -> bool:
 
 def _bring_back(state: IngestJobState) -> None:
     """Move the file of a job from `failed/` to where it came from."""
-    incoming, failed, job_id = state.folders.incoming, state.folders.failed, state.message.job_id
+    incoming, failed = state.folders.incoming, state.folders.failed
     if incoming.identity(state.name) is not None:
         return
-    for name in candidates(state.final_name, job_id):
+    for name in candidates(state.final_name, state.suffix):
         identity = failed.identity(name)
         if identity is None:
             return
         note = with_ending(name, ERROR_NOTE)
         content = failed.read(note, LARGEST_NOTE) if failed.identity(note) else b""
-        if job_id.encode() in content:
-            failed.move(name, incoming, state.name, identity=identity, suffix=job_id)
+        if is_note_of(state.message.job_id, content):
+            failed.move(name, incoming, state.name, identity=identity, suffix=state.suffix)
             failed.remove(note)
             return

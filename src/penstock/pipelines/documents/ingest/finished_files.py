@@ -17,6 +17,7 @@ from penstock.stores.files.folder import Folder, Identity
 from penstock.stores.files.naming import candidates, with_ending
 
 __all__ = ["ERROR_NOTE", "LARGEST_NOTE", "META_NOTE", "FinishedFiles", "drop_copy"]
+__all__ += ["is_note_of"]
 
 META_NOTE, ERROR_NOTE = ".meta.json", ".error.json"
 LARGEST_NOTE = 1 << 20
@@ -89,7 +90,7 @@ class FinishedFiles:
 
     def _find_stored(self, state: IngestJobState, row: DocumentRow, result: dict[str, Any]) -> str:
         folder = state.folders.processed
-        for name in candidates(state.final_name, state.message.job_id):
+        for name in candidates(state.final_name, state.suffix):
             try:
                 with folder.open(name, max_bytes=state.folders.max_bytes) as file:
                     if file.digest() != row.digest:
@@ -110,7 +111,7 @@ class FinishedFiles:
 
     def _find_set_aside(self, state: IngestJobState, body: dict[str, Any]) -> bool:
         folder, digest = state.folders.failed, state.digest or state.message.digest
-        for name in candidates(state.final_name, state.message.job_id):
+        for name in candidates(state.final_name, state.suffix):
             note = with_ending(name, ERROR_NOTE)
             try:
                 with folder.open(name, max_bytes=state.folders.max_bytes) as file:
@@ -119,7 +120,7 @@ class FinishedFiles:
                 if folder.identity(note) is None:
                     folder.write(note, _json(body))
                     return True
-                if state.message.job_id.encode() in folder.read(note, LARGEST_NOTE):
+                if is_note_of(state.message.job_id, folder.read(note, LARGEST_NOTE)):
                     return True
             except FileMissing:
                 return False
@@ -174,7 +175,7 @@ def _move_one(move: _Move) -> str:
             move.target,
             state.final_name,
             identity=move.identity,
-            suffix=state.message.job_id,
+            suffix=state.suffix,
             sync=False,
         )
     )
@@ -184,6 +185,11 @@ def _move_one(move: _Move) -> str:
     # Not synced: the ledger has the same facts, so a crash of the machine costs the note alone.
     move.target.write(with_ending(name, move.ending), _json(move.note), sync=False, lasting=False)
     return name
+
+
+def is_note_of(job_id: str, content: bytes) -> bool:
+    """Whether a note was written for this job."""
+    return msgspec.json.encode(job_id) in content
 
 
 def drop_copy(state: IngestJobState) -> None:

@@ -16,6 +16,7 @@ from penstock.queues.queue import Queue
 from penstock.queues.storage.job_record import JobRecord
 from penstock.queues.worker.job_context import JobContext
 from penstock.stores.files.folder import Folder, Identity
+from penstock.stores.files.naming import suffix_of
 
 __all__ = ["IngestJobState", "ProgressReporter"]
 
@@ -63,6 +64,8 @@ class IngestJobState:
         """The file: in `incoming/`, or in `processed/` if the document is indexed again."""
         self.final_name = without_batch(self.name)
         """Path of the file in `processed/` or `failed/`."""
+        self.suffix = suffix_of(message.job_id)
+        """Of the file's name there, if another file has it."""
         self.doc_id = message.document or Folder.label(self.final_name)
         self.started_at = now_text()
         self.since_ms = submitted_ms(message.submitted_at)
