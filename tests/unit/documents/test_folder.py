@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import errno
 import hashlib
 import os
@@ -14,6 +15,7 @@ import tempfile
 import threading
 import time
 import unicodedata
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -31,6 +33,7 @@ from penstock.stores.files import moving, naming
 from penstock.stores.files.folder import Folder
 
 MB = 1_000_000
+_EXCHANGE = 2
 NAMES = [
     "report.pdf",
     "-rf",
@@ -84,6 +87,25 @@ def put(folder: Folder, name: str, data: bytes = b"text") -> str:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(data)
     return name
+
+
+@contextlib.contextmanager
+def exchanging(one: Path, other: Path) -> Iterator[None]:
+    """Let two names change places all the time, so that neither is ever missing."""
+    rename, here = ctypes.CDLL(None, use_errno=True).renameat2, -100
+    names, done = (os.fsencode(one), os.fsencode(other)), threading.Event()
+
+    def exchange() -> None:
+        while not done.is_set():
+            assert rename(here, names[0], here, names[1], _EXCHANGE) == 0, ctypes.get_errno()
+
+    thread = threading.Thread(target=exchange)
+    thread.start()
+    try:
+        yield
+    finally:
+        done.set()
+        thread.join()
 
 
 def refusal(folder: Folder, name: str, max_bytes: int = MB) -> str:
@@ -382,6 +404,72 @@ class TestOpening:
             swapper.join()
         assert read
         assert refused
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux exchanges two names")
+class TestExchangedLinks:
+    """A link and what it stands in for change places while they are used."""
+
+    @pytest.fixture
+    def outside(self, tmp_path: Path) -> Path:
+        made = tmp_path / "outside"
+        made.mkdir()
+        (made / "file").write_text("secret")
+        return made
+
+    def tried(self, act: Callable[[], object], often: int) -> None:
+        """Do it until it has succeeded and was refused so often."""
+        done = refused = 0
+        until = time.monotonic() + 20
+        while min(done, refused) < often and time.monotonic() < until:
+            try:
+                act()
+                done += 1
+            except (FileRefused, FileMissing):
+                refused += 1
+        assert done
+        assert refused
+
+    @pytest.mark.parametrize("exchanged", ["sub", "sub/file"])
+    def test_it_is_never_read_through(
+        self, incoming: Folder, outside: Path, exchanged: str
+    ) -> None:
+        put(incoming, "sub/file", b"honest")
+        link = incoming.root / "link"
+        link.symlink_to(outside if exchanged == "sub" else outside / "file")
+
+        def read() -> None:
+            assert incoming.read("sub/file", MB) == b"honest"
+
+        with exchanging(incoming.root / exchanged, link):
+            self.tried(read, 1_000)
+
+    @pytest.mark.parametrize("act", ["write", "copy in", "move", "remove"])
+    def test_nothing_is_written_moved_or_removed_through_it(
+        self, incoming: Folder, outside: Path, act: str
+    ) -> None:
+        put(incoming, "sub/file", b"honest")
+        link = incoming.root / "link"
+        link.symlink_to(outside)
+
+        def use() -> None:
+            source = incoming.root / put(incoming, "source", b"ours")
+            match act:
+                case "write":
+                    incoming.write("sub/file", b"ours", sync=False, lasting=False)
+                case "copy in":
+                    incoming.copy_in(source, "sub/file", max_bytes=MB)
+                case "move":
+                    with incoming.open("source", max_bytes=MB) as file:
+                        identity = file.identity
+                    incoming.move("source", incoming, "sub/file", identity=identity, suffix="j")
+                case _:
+                    incoming.remove("sub/file")
+
+        with exchanging(incoming.root / "sub", link):
+            self.tried(use, 50)
+        assert [path.name for path in outside.iterdir()] == ["file"]
+        assert (outside / "file").read_text() == "secret"
 
 
 class TestMoving:
