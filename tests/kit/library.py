@@ -76,12 +76,13 @@ class Library:
         *,
         tables: str | None = None,
         signing: dict[str, str] | None = None,
+        port: int = 0,
         **documents: Any,
     ) -> None:
         self.home = home
         self.settings = Settings(
             home=str(home),
-            embedded=EmbeddedSettings(linger_s=0.1),
+            embedded=EmbeddedSettings(linger_s=0.1, port=port),
             tables=TableSettings(url=tables),
             vectors=VectorSettings(linger_s=0.1),
             queues=QueueSettings(**QUICK),

@@ -17,11 +17,13 @@ needs_another_user = pytest.mark.skipif(
     os.geteuid() != 0, reason="only root can start a process as another user"
 )
 
-_LISTENER = f"""
-import os, selectors, socket, sys
+_BECOME = f"""
+import os, selectors, socket, stat, sys
 os.setgroups([])
 os.setresgid({OTHER}, {OTHER}, {OTHER})
 os.setresuid({OTHER}, {OTHER}, {OTHER})
+"""
+_LISTENER = f"""{_BECOME}
 listener = socket.socket(socket.AF_UNIX)
 listener.bind(sys.argv[1])
 os.chmod(sys.argv[1], 0o777)
@@ -47,6 +49,24 @@ while True:
         else:
             selector.unregister(key.fileobj)
 """
+
+_REACH = f"""{_BECOME}
+try:
+    if os.path.isdir(sys.argv[1]):
+        os.listdir(sys.argv[1])
+    elif stat.S_ISSOCK(os.stat(sys.argv[1]).st_mode):
+        socket.socket(socket.AF_UNIX).connect(sys.argv[1])
+    else:
+        open(sys.argv[1], "rb").close()
+except OSError as error:
+    print(type(error).__name__, end="")
+"""
+
+
+def end_of_reaching(path: Path) -> str:
+    """How another user's attempt to list, open or connect to it ends: an error's name, or ""."""
+    command = [sys.executable, "-I", "-c", _REACH, str(path)]
+    return subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout
 
 
 class Impostor:
