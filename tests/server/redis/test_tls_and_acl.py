@@ -1,9 +1,13 @@
 """TLS and access lists, for real: whom the client trusts, and what it may do."""
 
+import asyncio
 import shutil
+from contextlib import asynccontextmanager, suppress
 
 import pytest
 import trustme
+from redis.exceptions import RedisError
+from tests.kit.fakes.redis_server import ScriptedServer
 
 from penstock.errors import (
     AuthenticationFailed,
@@ -13,8 +17,10 @@ from penstock.errors import (
     TlsFailed,
     Unreachable,
 )
+from penstock.redis.address import Endpoint
 from penstock.redis.client import Client
 from penstock.redis.node import Role
+from penstock.redis.redis_py import redis_py_client
 from penstock.settings import Settings, TimeoutSettings, TlsSettings
 from penstock.testing.eventually import eventually
 from penstock.testing.servers import free_port
@@ -23,6 +29,34 @@ from penstock.testing.tls import Certificates
 
 def client_of(port, tls, **settings):
     return Client(Settings(url=f"rediss://localhost:{port}", tls=tls, **settings))
+
+
+@asynccontextmanager
+async def recorded(server):
+    """A port that leads to the server, and all bytes that are sent there."""
+    wire, tasks = bytearray(), set()
+
+    async def copy(reader, writer, *, keeps):
+        with suppress(ConnectionError):
+            while data := await reader.read(65_536):
+                if keeps:
+                    wire.extend(data)
+                writer.write(data)
+        writer.close()
+
+    async def relay(reader, writer):
+        theirs, ours = await asyncio.open_connection(server.host, server.port)
+        tasks.add(asyncio.current_task())
+        async with asyncio.TaskGroup() as both:
+            both.create_task(copy(reader, ours, keeps=True))
+            both.create_task(copy(theirs, writer, keeps=False))
+
+    relaying = await asyncio.start_server(relay, "127.0.0.1", 0)
+    try:
+        yield relaying.sockets[0].getsockname()[1], wire
+    finally:
+        relaying.close()
+        await asyncio.gather(*tasks)
 
 
 def trusting(certificates, **options):
@@ -86,17 +120,61 @@ async def test_an_expired_certificate_is_refused(valkey_server, tls_proxy, tmp_p
 async def test_a_certificate_for_another_host_is_refused_unless_told_otherwise(
     valkey_server, tls_proxy, tmp_path
 ):
-    elsewhere = Certificates.create(tmp_path)
-    authority = trustme.CA()
-    certificate = authority.issue_cert("elsewhere.example")
-    authority.cert_pem.write_to_path(elsewhere.ca_file)
-    certificate.cert_chain_pems[0].write_to_path(elsewhere.cert_file)
-    certificate.private_key_pem.write_to_path(elsewhere.key_file)
+    elsewhere = named("elsewhere.example", tmp_path)
     port = tls_proxy(valkey_server, elsewhere).port
     with pytest.raises(TlsFailed, match="Hostname mismatch"):
         await client_of(port, trusting(elsewhere)).open()
     async with client_of(port, trusting(elsewhere, check_hostname=False)) as client:
         assert await client.call("PING") == b"PONG"
+
+
+def named(host, folder):
+    """Certificates of a server that has this name alone."""
+    made, authority = Certificates.create(folder), trustme.CA()
+    certificate = authority.issue_cert(host)
+    authority.cert_pem.write_to_path(made.ca_file)
+    certificate.cert_chain_pems[0].write_to_path(made.cert_file)
+    certificate.private_key_pem.write_to_path(made.key_file)
+    return made
+
+
+UNTRUSTED = {
+    "host": lambda folder: named("elsewhere.example", folder),
+    "authority": Certificates.create,
+    "date": lambda folder: Certificates.create(folder, expired=True),
+}
+
+
+@pytest.mark.parametrize("way", ["wires", "redis-py"])
+@pytest.mark.parametrize("wrong", [*UNTRUSTED, "no TLS at all", "nothing"])
+async def test_a_server_that_is_not_trusted_gets_no_command_and_no_password(
+    certificates, tmp_path, way, wrong
+):
+    theirs = UNTRUSTED[wrong](tmp_path) if wrong in UNTRUSTED else certificates
+    tls = trusting(certificates if wrong == "authority" else theirs)
+    context = None if wrong == "no TLS at all" else theirs.server_context()
+    async with ScriptedServer(tls=context) as server, recorded(server) as (port, wire):
+        client = client_of(port, tls, username="alice", password="s3cret-of-alice")
+        place = Endpoint("localhost", port)
+        stock = redis_py_client(
+            client.address, place, client.settings, lambda: client.address.credentials, None
+        )
+        try:
+            await (client.open() if way == "wires" else stock.ping())
+        except (Unreachable, TlsFailed, RedisError):
+            assert wrong != "nothing"
+        else:
+            assert wrong == "nothing"
+        finally:
+            await client.close()
+            await stock.aclose()
+    if wrong == "nothing":  # so much does a server see that is trusted
+        assert any("s3cret-of-alice" in command for command in server.commands)
+    else:
+        assert server.commands == []
+    assert wire
+    for word in (b"s3cret", b"alice", b"AUTH", b"HELLO", b"PING"):
+        assert word not in wire
 
 
 async def test_a_demanded_client_certificate(valkey_server, tls_proxy, certificates):

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import pickle
 from typing import Any
 
 import msgspec
 import pytest
+import zstandard
 
 from penstock.delivery.retries import DeadLetter, Fixed, Retry, RetryPolicy
 from penstock.testing.eventually import eventually
@@ -401,6 +403,10 @@ GARBAGE: dict[str, list[Any]] = {
         '{"x-payload-storage-type":"hash","x-payload-hash-ref":"streaming:mq:payload:no"}',
     ],
     "the word of a barrier": ["payload", '{"n":"x"}', "barrier", "soon"],
+    "a pickle": ["payload", pickle.dumps({"n": 3})],
+    "a pickle, compressed": ["payload", zstandard.compress(pickle.dumps({"n": 3}))],
+    "nested brackets": ["payload", b'{"n":%b}' % (b"[" * 100_000 + b"]" * 100_000)],
+    "many digits": ["payload", b'{"n":%b}' % (b"9" * 500_000)],
     "a barrier with a payload": ["barrier", "2", "payload", '{"n":"x"}'],
 }
 
