@@ -30,8 +30,8 @@ class HostileServer:
     async with HostileServer("endless") as server: httpx.get(server.url)
     """
 
-    def __init__(self, answer: str) -> None:
-        self.answer = answer
+    def __init__(self, answer: str, *, status: int = 307, location: str = "") -> None:
+        self.answer, self.status, self.location = answer, status, location
         self.url = ""
         self.sent = 0
         """Bytes of bodies."""
@@ -100,6 +100,12 @@ class HostileServer:
             await self._send(writer, b" ")
             await asyncio.sleep(0.02)
 
+    async def elsewhere(self, writer: asyncio.StreamWriter) -> None:
+        """Redirects to `location`, with `status`."""
+        head = f"HTTP/1.1 {self.status} Elsewhere\r\nLocation: {self.location}\r\n"
+        writer.write(f"{head}Connection: close\r\nContent-Length: 2\r\n\r\n{{}}".encode())
+        await writer.drain()
+
     async def numbers(self, writer: asyncio.StreamWriter) -> None:
         """Half a megabyte of the shortest numbers, many times as much as objects."""
         body = b'{"data": [{"embedding": [%b1]}]}' % (b"1," * 250_000)
@@ -111,7 +117,7 @@ ANSWERS: Final[dict[str, Callable[..., object]]] = {
     name: getattr(HostileServer, name)
     for name in (
         *("compressed", "endless", "until_closed", "too_long", "in_small_pieces", "drip"),
-        "numbers",
+        *("numbers", "elsewhere"),
     )
 }
 """By name: what they send."""

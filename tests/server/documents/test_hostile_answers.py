@@ -10,7 +10,14 @@ from tests.kit.fakes.embedding_api import EmbeddingApi, vector_of
 from tests.kit.fakes.hostile_http import HostileServer
 
 from penstock import Penstock
-from penstock.errors import ConfigError, EmbedderFailed, SettingError, StoreAway
+from penstock.errors import (
+    ConfigError,
+    DocumentError,
+    EmbedderFailed,
+    SettingError,
+    StoreAway,
+    StoreError,
+)
 from penstock.pipelines.documents.config.models import Embeddings
 from penstock.pipelines.documents.embedding.http import HttpEmbedder
 from penstock.settings import OutboundSettings, Settings, VectorSettings
@@ -157,6 +164,30 @@ async def test_a_qdrant_server_that_never_comes_to_an_end_is_given_up():
 
 
 # ---- the way there
+
+
+@pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
+@pytest.mark.parametrize("scheme", ["http:", ""], ids=["absolute", "relative"])
+async def test_neither_texts_nor_keys_follow_a_redirect(app, monkeypatch, status, scheme):
+    monkeypatch.setenv("EMBEDDING_KEY", "sk-secret")
+    async with (
+        HostileServer("numbers") as other,
+        HostileServer("elsewhere", status=status) as server,
+    ):
+        server.location = scheme + other.url.partition(":")[2]
+        embedder = embedder_at(server.url, app, api_key_env="EMBEDDING_KEY")
+        store = QdrantServer(VectorSettings(url=server.url, api_key="sk-secret"))
+        await embedder.open()
+        await store.open()
+        with pytest.raises(DocumentError):
+            await embedder.embed(["a text"])
+        with pytest.raises(StoreError):
+            await store.describe("a")
+        await embedder.close()
+        await store.close()
+        assert len(server.headers) >= 2
+        assert all(b"sk-secret" in headers for headers in server.headers)
+        assert other.headers == []
 
 
 async def test_proxies_of_the_environment_are_not_used(app, monkeypatch):
