@@ -5,6 +5,7 @@ import json
 import os
 import signal
 import subprocess
+import sys
 
 import pytest
 from tests.kit.shell import all_refused, refused
@@ -341,6 +342,65 @@ def test_ctrl_c_lets_the_command_under_way_finish(shell, tmp_path):
     assert (process.returncode, *rest) == (0, "", "")
     assert (tmp_path / "k.1").read_text() == '{"n":1}'
     assert shell.json("group", "lag", "orders", "g")["pending"] == 0
+
+
+SHOW = """
+import json, os, sys
+def is_shown(name):
+    return name.startswith("MESSAGE_") or "evil" in name + os.environ[name]
+shown = {name: value for name, value in os.environ.items() if is_shown(name)}
+json.dump([sys.argv[1:], sys.stdin.read(), shown], open("shown", "w"))
+"""
+HOSTILE = (
+    "$(touch run)`touch run`;touch run|touch run&touch run\ntouch run\n'\"\\ -rf %s {0} \u009b*"
+)
+
+
+def test_what_a_message_says_is_no_command_and_no_variable_of_its_own(
+    shell, tmp_path, in_code, valkey_server
+):
+    (tmp_path / "show.py").write_text(SHOW)
+    headers = {
+        HOSTILE: HOSTILE,
+        "LD_PRELOAD": "evil.so",
+        "evil=": "x",
+        "PATH": "evil",
+        "a\0b": "\0",
+    }
+
+    async def send(app):
+        await app.topic("orders", type=str).send(HOSTILE, key=HOSTILE, headers=headers)
+
+    shell.ok("topic", "create", "orders")
+    in_code(valkey_server, send)
+    consume = ["topic", "consume", "orders", "--group", "g", "--limit", "1"]
+    shell.ok(*consume, "--exec", f"{sys.executable} show.py '$(touch run)' ;touch run")
+    arguments, payload, environ = json.loads((tmp_path / "shown").read_text())
+    assert arguments == ["$(touch run)", ";touch", "run"]
+    assert payload == HOSTILE
+    assert environ.pop("MESSAGE_KEY") == HOSTILE
+    assert json.loads(environ.pop("MESSAGE_HEADERS")) == headers
+    assert {*environ} == {f"MESSAGE_{name}" for name in ("TOPIC", "PARTITION", "ID", "ATTEMPT")}
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_message_too_large_for_the_environment_of_a_command_holds_up_no_other(
+    shell, tmp_path, in_code, valkey_server
+):
+    async def send(app):
+        orders = app.topic("orders", type=str)
+        await orders.send("large", headers={str(number): "x" * 8_000 for number in range(100)})
+        await orders.send("small")
+
+    shell.ok("topic", "create", "orders")
+    in_code(valkey_server, send)
+    consume = ["topic", "consume", "orders", "--group", "g", "--limit", "2", "--max-attempts", "1"]
+    done = shell(*consume, "--exec", "sh -c 'cat > shown'")
+    assert done.returncode == 0, done.stderr
+    assert "Traceback" not in done.stderr
+    [letter] = shell.json("dlq", "list", "orders")["letters"]
+    assert "Argument list too long" in letter["error_message"]
+    assert (tmp_path / "shown").read_text() == "small"
 
 
 def test_a_message_that_nobody_read_is_not_done(shell):
