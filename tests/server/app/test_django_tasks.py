@@ -222,6 +222,30 @@ class TestResults:
         with pytest.raises(framework.TaskResultDoesNotExist):
             await add.aget_result(result_id)
 
+    @pytest.mark.parametrize("name", ["task", "missing", ""])
+    async def test_the_name_of_a_task_imports_nothing(self, app, tmp_path, monkeypatch, name):
+        (tmp_path / "planted.py").write_text("def task(): ...\n")
+        monkeypatch.syspath_prepend(tmp_path)
+        result = await add.aenqueue(1)
+        record = app.queue("default").keyring.record(result.id)
+        assert await app.redis.call("HSET", record, "task", f"planted.{name}") == 0
+        with pytest.raises(framework.TaskResultDoesNotExist):
+            await framework.task_backends["default"].aget_result(result.id)
+        assert "planted" not in sys.modules
+
+    def test_the_result_of_a_task_of_an_app_is_found_before_its_module_is_imported(
+        self, project, monkeypatch
+    ):
+        result = add.enqueue(1)
+        declared = dict(project.seen)
+        monkeypatch.setattr(type(project), "seen", {})
+        with pytest.raises(framework.TaskResultDoesNotExist):
+            project.get_result(result.id)
+        monkeypatch.setattr(
+            framework, "autodiscover_modules", lambda _: project.seen.update(declared)
+        )
+        assert project.get_result(result.id).task.module_path == f"{__name__}.add"
+
     async def test_a_result_of_another_task_is_a_mismatch(self, app):
         result = await add.aenqueue(1)
         with pytest.raises(Exception, match="does not match"):

@@ -146,12 +146,14 @@ UNTRUSTED = {
 
 
 @pytest.mark.parametrize("way", ["wires", "redis-py"])
-@pytest.mark.parametrize("wrong", [*UNTRUSTED, "no TLS at all", "nothing"])
+@pytest.mark.parametrize("wrong", [*UNTRUSTED, "no TLS at all", "authority, any host", "nothing"])
 async def test_a_server_that_is_not_trusted_gets_no_command_and_no_password(
     certificates, tmp_path, way, wrong
 ):
-    theirs = UNTRUSTED[wrong](tmp_path) if wrong in UNTRUSTED else certificates
-    tls = trusting(certificates if wrong == "authority" else theirs)
+    kind, _, any_host = wrong.partition(", ")
+    theirs = UNTRUSTED[kind](tmp_path) if kind in UNTRUSTED else certificates
+    trusted = certificates if kind == "authority" else theirs
+    tls = trusting(trusted, check_hostname=not any_host)
     context = None if wrong == "no TLS at all" else theirs.server_context()
     async with ScriptedServer(tls=context) as server, recorded(server) as (port, wire):
         client = client_of(port, tls, username="alice", password="s3cret-of-alice")

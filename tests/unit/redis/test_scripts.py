@@ -61,6 +61,7 @@ def test_the_body_declares_its_variables_and_uses_no_dangerous_command(name):
     for command in re.findall(r"redis\.p?call\('(\w+)'", body):
         assert command not in FORBIDDEN
     assert not re.search(r"^\w+ *= ", body, re.MULTILINE), "a global variable"
+    assert not re.search(r"\b(load\w*|dofile|[gs]etfenv|require)\b *[('\"]", body), "text as code"
     assert "math.random" not in body
 
 

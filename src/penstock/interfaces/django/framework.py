@@ -11,7 +11,6 @@ from typing import Any
 
 __all__ = [
     "BaseTaskBackend",
-    "Task",
     "TaskContext",
     "TaskError",
     "TaskResult",
@@ -20,7 +19,6 @@ __all__ = [
     "autodiscover_modules",
     "checks",
     "close_old_connections",
-    "import_string",
     "package",
     "settings",
     "sync_to_async",
@@ -51,7 +49,6 @@ _base: Any = import_module(f"{package}.base")
 _signals: Any = import_module(f"{package}.signals")
 
 BaseTaskBackend: Any = import_module(f"{package}.backends.base").BaseTaskBackend
-Task: Any = _base.Task
 TaskContext: Any = _base.TaskContext
 TaskError: Any = _base.TaskError
 TaskResult: Any = _base.TaskResult
@@ -65,7 +62,6 @@ task_finished: Any = _signals.task_finished
 autodiscover_modules: Any = import_module("django.utils.module_loading").autodiscover_modules
 checks: Any = import_module("django.core.checks")
 close_old_connections: Any = import_module("django.db").close_old_connections
-import_string: Any = import_module("django.utils.module_loading").import_string
 settings: Any = import_module("django.conf").settings
 sync_to_async: Any = import_module("asgiref.sync").sync_to_async
 timezone: Any = import_module("django.utils.timezone")

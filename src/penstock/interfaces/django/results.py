@@ -43,14 +43,8 @@ def new_result(
     )
 
 
-def as_result(alias: str, record: JobRecord, codec: Codec) -> Any:
-    """A result, read from the record of its job."""
-    try:
-        task = framework.import_string(record.task)
-    except ImportError as error:
-        raise framework.TaskResultDoesNotExist(record.job_id) from error
-    if not isinstance(task, framework.Task):
-        raise framework.TaskResultDoesNotExist(record.job_id)
+def as_result(alias: str, task: Any, record: JobRecord, codec: Codec) -> Any:
+    """A result of a task, read from the record of its job."""
     result = new_result(
         alias,
         task.using(queue_name=record.queue, backend=alias),
