@@ -3,6 +3,7 @@
 import asyncio
 import os
 import random
+import traceback
 
 import pytest
 from tests.kit.patience import patient
@@ -12,6 +13,7 @@ from penstock.errors import (
     CommandRefused,
     NotOpen,
     OutcomeUnknown,
+    PenstockError,
     PoolExhausted,
     ServerError,
     Unreachable,
@@ -380,3 +382,25 @@ async def test_where_some_connections_are_refused_the_others_are_not(open_client
     for _ in range(5):
         await asyncio.gather(*(hold(number % 5 / 100) for number in range(100)))
     assert served
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        *("redis://USER@127.0.0.1:1", "rediss://USER@localhost:1", "redis://USER@[::1]:1/3"),
+        *("redis+sentinel://USER@127.0.0.1:1/main", "redis+cluster://USER@127.0.0.1:1,127.0.0.1:2"),
+        *("unix://USER@/nowhere/valkey.sock", "redis://USER@a b", "redis://USER@"),
+        *("redis://USER@host:port", "redis://USER@[::1", "http://USER@host", "redis://USER@h/many"),
+        *("redis://USER@h?colour=red", "redis+cluster://USER@h/3", "USER@h", "redis://USER/@h"),
+    ],
+)
+async def test_no_address_that_leads_nowhere_shows_its_password(address, caplog):
+    settings = Settings(
+        url=address.replace("USER", "u:s3cret-pass"),
+        allow_unauthenticated=True,
+        timeouts=TimeoutSettings(connect_s=0.5, command_s=0.5),
+    )
+    with pytest.raises(PenstockError) as failed:
+        await Client(settings).open()
+    text = "".join(traceback.format_exception(failed.value))
+    assert "s3cret" not in f"{failed.value!r} {text} {settings!r} {caplog.text}"
