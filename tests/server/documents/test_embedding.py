@@ -319,23 +319,25 @@ async def test_an_api_that_is_not_there_is_away(api, embedder_of):
     assert failed.value.error_code == "ERR_EMBEDDER_AWAY"
 
 
-async def test_the_key_goes_to_the_api_and_nowhere_else(api, embedder_of, monkeypatch, caplog):
+async def test_key_and_texts_go_to_the_api_and_nowhere_else(api, embedder_of, monkeypatch, caplog):
     caplog.set_level(logging.DEBUG)
     monkeypatch.setenv("EMBEDDING_KEY", f" {SECRET}\n")
     api.url = api.url.replace("http://", "http://someone:hidden@")
     embedder = await embedder_of(api_key_env="EMBEDDING_KEY")
-    await embedder.embed(["x"])
+    await embedder.embed(["a C4nary of the text"])
     assert api.headers[0]["authorization"] == f"Bearer {SECRET}"
     said = [repr(embedder)]
     for status in (400, 401, 429, 500):
         api.then(status=status, body={"error": {"message": f"your key {SECRET} is bad"}})
         with pytest.raises(DocumentError) as failed:
-            await embedder.embed(["x"])
+            await embedder.embed(["a C4nary of the text"])
         said += [str(failed.value), repr(failed.value)]
         await embedder._limits._calls.penalise(0)
-    assert all(SECRET not in words and "hidden" not in words for words in said)
+    assert not [words for words in said for one in (SECRET, "hidden", "C4nary") if one in words]
     assert SECRET not in caplog.text
     assert "hidden" not in caplog.text
+    assert "C4nary" not in caplog.text
+    assert "httpcore" in caplog.text, "the most talkative logger is heard"
 
 
 @pytest.mark.parametrize(
