@@ -128,12 +128,13 @@ def shared_server(required_servers: frozenset[str]) -> Iterator[Callable[[str], 
 
 @pytest.fixture
 def home() -> Iterator[Path]:
-    """A data directory for the embedded server, which is to have ended when the test has."""
+    """A data directory for the embedded server and others, which end when the test has."""
     with tempfile.TemporaryDirectory(prefix="penstock-home-") as folder:
         place = Path(folder) / "data"
         yield place
         Embedded(place, EmbeddedSettings()).stop()  # which fails if somebody still holds it
         assert all_gone(place)
+        assert all_gone(place / "vectors", within_s=10)
 
 
 @pytest.fixture

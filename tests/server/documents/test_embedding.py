@@ -320,7 +320,8 @@ async def test_an_api_that_is_not_there_is_away(api, embedder_of):
 
 
 async def test_key_and_texts_go_to_the_api_and_nowhere_else(api, embedder_of, monkeypatch, caplog):
-    caplog.set_level(logging.DEBUG)
+    for name in (None, "httpx", "httpcore"):  # the configuration of a worker has quietened these
+        caplog.set_level(logging.DEBUG, logger=name)
     monkeypatch.setenv("EMBEDDING_KEY", f" {SECRET}\n")
     api.url = api.url.replace("http://", "http://someone:hidden@")
     embedder = await embedder_of(api_key_env="EMBEDDING_KEY")
