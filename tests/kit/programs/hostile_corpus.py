@@ -12,7 +12,6 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import resource
 import sys
 import time
 from concurrent.futures import ProcessPoolExecutor
@@ -28,7 +27,6 @@ from penstock.pipelines.documents.config.models import Chunking
 from penstock.pipelines.documents.parsing.refusal_codes import SUGGESTIONS
 from penstock.pipelines.documents.parsing.sandbox.parser_process import ParserProcess
 from penstock.pipelines.documents.parsing.sandbox.pool import Parsers
-from penstock.processes.in_child import max_rss_kb
 from penstock.settings.documents import DocumentSettings
 
 
@@ -131,6 +129,12 @@ class MeasuredParser(ParserProcess):
         super().on_end()
 
 
+def own_peak_kb() -> int:
+    """Not by getrusage: that counts the process that this one was started by."""
+    status = Path("/proc/self/status").read_text()
+    return int(status.partition("VmHWM:")[2].split()[0])
+
+
 def main() -> None:
     folder, scale, settings = Path(sys.argv[1]), float(sys.argv[2]), sys.argv[3]
     values: dict[str, Any] = json.loads(settings)
@@ -139,7 +143,7 @@ def main() -> None:
         figures = asyncio.run(read_all(folder, scale, DocumentSettings(**values), maker))
     figures.parser_mb = MeasuredParser.peak_kb >> 10
 
-    figures.worker_mb = max_rss_kb(resource.getrusage(resource.RUSAGE_SELF)) >> 10
+    figures.worker_mb = own_peak_kb() >> 10
     print(json.dumps(asdict(figures)))
 
 
