@@ -73,7 +73,7 @@ async def test_five_processes_return_each_job_once(make_queue_crew, valkey_serve
     async with crew:
         victims = await crew.hire(6)
         await crew.at_work(*victims)
-        jobs = [await crew.send(pause=20, attempts=1) for _ in range(120)]
+        jobs = [await crew.send(pause=600, attempts=1) for _ in range(120)]
         await eventually(lambda: len(crew.events("start")) == 120)
         await crew.at_work(*await crew.hire(REAPERS))
         await asyncio.gather(*(victim.kill() for victim in victims))
