@@ -28,7 +28,7 @@ def is_sent_openly(url: str) -> bool:
         parts = urlsplit(url)
         return parts.scheme == "http" and not is_loopback(parts.hostname or "")
     except ValueError:
-        return False  # whoever calls it will refuse it
+        return False  # its caller refuses it
 
 
 def public_url(url: str) -> str:

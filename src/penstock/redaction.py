@@ -73,7 +73,7 @@ def _in_token(found: re.Match[str]) -> str:
     return f"{found[1] or found[2] or found[3]}{HIDDEN}"
 
 
-# Whoever has such an address may post there.
+# Anyone who has such an address may post there.
 _WEBHOOK_HOSTS: Final = ("hooks.slack.com", "/api/webhooks/", "api.telegram.org")
 _WEBHOOK = re.compile(
     r"(hooks\.slack\.com/(?:services|workflows|triggers)/|/api/webhooks/\d{1,30}/"

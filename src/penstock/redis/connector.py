@@ -87,7 +87,7 @@ class Connector:
         return wire
 
     async def _open_present(self, endpoint: Endpoint) -> Wire:
-        """Open a connection; the embedded server may have started anew at another socket."""
+        """Open a connection; the embedded server may have restarted at another socket."""
         if self._embedded is not None:
             endpoint = self._embedded.endpoint
         return await self._open(endpoint, self.credentials(), self._address.database)

@@ -1,8 +1,8 @@
 """The TOML file with settings: which one counts, and who may have written it.
 
 A file that was named is the choice of who starts the program. One that merely lies in the working
-directory may have been put there, or come with a copied folder: it counts only if nobody else
-could have written it, and no password from elsewhere is sent to an address of it.
+directory may have been put there, or come with a copied folder: it counts only if no other
+user could have written it, and no password from elsewhere is sent to an address of it.
 """
 
 from __future__ import annotations

@@ -51,7 +51,7 @@ if facts[2] and freed > 0 then
   redis.call('HSET', KEYS[3], 'bytes', math.max(0, tonumber(facts[2]) - freed))
 end
 -- A lane that is left in the ring without jobs would be put there twice by the next job. It stands there
--- once; whoever purges all lanes begins with the first, which is found at once.
+-- once; a purge of all lanes begins with the first, which is found at once.
 if not PRIORITIES[ARGV[1]] and redis.call('EXISTS', list) == 0 then
   if redis.call('LINDEX', KEYS[2], 0) == ARGV[1] then redis.call('HSET', KEYS[3], 'credit', 0) end
   redis.call('LREM', KEYS[2], 1, ARGV[1])
