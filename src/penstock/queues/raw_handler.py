@@ -49,6 +49,9 @@ class RawHandler:
         read = payload_reader(self.signature.first_type(default_type), self.signature.name)
 
         def decode(item: Item) -> Call:
+            # Arguments of a task that this program does not have were not checked yet.
+            if item.task and json_rules.repeats_a_member(item.body):
+                raise DecodeError("an object in it has two members of one name", item.body)
             return (read(item.body),), {}
 
         return Performer(

@@ -32,10 +32,13 @@ __all__ = [
 
 NO_ARGS: Final = b"[]"
 NO_KWARGS: Final = b"{}"
+_NO_KWARGS: Final = Raw(NO_KWARGS)
+_COLON: Final = ord(":")  # a number is found quicker than a text
 _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 _split_array = msgspec.json.Decoder(list[Raw]).decode
 _split_object = msgspec.json.Decoder(dict[str, Raw]).decode
 _encode_json, _is_finite = json_rules.encode_json, json_rules.is_finite
+_encode_plain, _repeats_a_member = msgspec.json.Encoder().encode, json_rules.repeats_a_member
 _NEVER_TOO_DEEP = json_rules.NEVER_TOO_DEEP
 # Decoders of whole argument lists, by their number; beyond it they are read one by one.
 _MOST_TOGETHER: Final = 32
@@ -106,6 +109,7 @@ class Signature:
         self._rest = self._decoder("*", self._rest_type) if self._takes_rest else None
         self._together: dict[int, Callable[[bytes], tuple[Any, ...]]] = {}
         self._usual = len(self._names)
+        self._read_usual: Callable[[bytes], tuple[Any, ...]] | None = None
 
     def _read_parameter(self, parameter: inspect.Parameter, type_: Any) -> None:
         kind, name = parameter.kind, parameter.name
@@ -186,7 +190,12 @@ class Signature:
 
         Each value is checked against its parameter's annotation.
         """
-        args, kwargs = bytes(args), bytes(kwargs)
+        args = bytes(args)
+        if self._read_usual is not None and kwargs == _NO_KWARGS and len(args) <= _NEVER_TOO_DEEP:
+            values = self._decode_usual(args)
+            if values is not None:
+                return values, {}
+        kwargs = bytes(kwargs)
         try:
             values = () if args == NO_ARGS else self._decode_args(args)
             named = {} if kwargs == NO_KWARGS else self._decode_kwargs(kwargs)
@@ -194,6 +203,8 @@ class Signature:
             raise
         except Exception as error:  # noqa: BLE001  a type's own checks may run
             raise self._unreadable(json_rules.decode_reason(error), args) from None
+        if _repeats_a_member(args) or _repeats_a_member(kwargs):
+            raise self._unreadable("an object in them has two members of one name", args)
         try:
             self.check(values, named)
         except InvalidJob as error:
@@ -203,6 +214,20 @@ class Signature:
             named.update(zip(self._names[split:], values[split:], strict=False))
             values = values[:split]
         return values, named
+
+    def _decode_usual(self, data: bytes) -> tuple[Any, ...] | None:
+        """Values of a usual call, quickly; None if it is another one, or at fault."""
+        try:
+            values = cast("Callable[[bytes], tuple[Any, ...]]", self._read_usual)(data)
+        except Exception:  # noqa: BLE001  as in `decode`, which says what is wrong
+            return None
+        try:
+            # What is written as it was read has no two members of one name.
+            same = _COLON not in data or _encode_plain(values) == data
+        except Exception:  # noqa: BLE001  there are models, with code of their own
+            self._read_usual = None
+            return None
+        return values if same or not _repeats_a_member(data) else None
 
     def _decode_args(self, data: bytes) -> tuple[Any, ...]:
         if len(data) > _NEVER_TOO_DEEP and json_rules.nests_too_deep(data):
@@ -220,8 +245,11 @@ class Signature:
             expected = f"{len(self._names)} arguments at most, {count} came"
             raise self._unreadable(expected, data)
         if count <= _MOST_TOGETHER:
-            self._usual = count
-            return self._decoder_of(count)(data)
+            self._usual, decode = count, self._decoder_of(count)
+            values = decode(data)
+            takes_all = count >= self._needed and not self._keywords_needed
+            self._read_usual = decode if takes_all and self._in_place is None else None
+            return values
         assert self._rest is not None or count <= len(self._names)  # noqa: S101
         readers = [*self._alone, *([self._rest] * (count - len(self._alone)))]
         return tuple(

@@ -19,6 +19,7 @@ from penstock.queues.storage.stored_job import (
     id_ms,
     new_id,
     new_ids,
+    read_claimed,
     read_item,
     read_meta,
     task_item,
@@ -271,6 +272,29 @@ def test_no_form_of_a_job_hides_a_second_member_of_one_name(data):
 )
 def test_equal_names_in_different_objects_of_a_job_are_no_fault(data):
     assert read_item(data, CODEC).fault is None
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b'{"id":"1","task":"t","args":[],"kwargs":{},"task":"u"}',
+        b'{"id":"1","task":"t","args":[1],"args":[1],"kwargs":{}}',
+        b'{"id":"12345678901","task":"t","id":"2","args":[],"kwargs":{}}',
+        b'{"task":"t","args":[],"kwargs":{},"a":1,"a":2}',
+        b'{"id":"1","task":"t","args":[{"a":1}],"kwargs":{},"x":{"a":1,"a":2}}',
+        b'{"id":"1","task":"t","kwargs":{},"kwargs":{}}',
+        b'{"id":1,"task":"t","args":[],"kwargs":{},"kwargs":{}}',
+        b'{"job_id":"a","job_id":"b"}',
+    ],
+)
+def test_a_worker_sees_members_of_one_name_but_within_the_arguments(data):
+    assert "two members of one name" in str(read_claimed(data, CODEC).fault)
+
+
+def test_a_worker_leaves_the_arguments_of_a_call_to_what_decodes_them():
+    data = b'{"id":"1","task":"t","args":[{"a":1,"a":2}],"kwargs":{}}'
+    assert read_claimed(data, CODEC).fault is None
+    assert read_item(data, CODEC).fault is not None
 
 
 def test_what_a_job_at_fault_holds_is_known_so_that_it_can_be_released():

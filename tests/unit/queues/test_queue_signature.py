@@ -282,3 +282,64 @@ def test_what_nests_too_deep_is_refused():
         deep = [deep]
     with pytest.raises(InvalidJob, match="nest"):
         encode_value(deep)
+
+
+# ---- members of one name
+
+
+def untyped(value, other=None, third=None, *, named=None): ...
+def of_order(value: Order, other: Any = None): ...
+def place(value: Place): ...
+def model(value: Person): ...
+def lists(value: list[Order]): ...
+def between(value: Order, job: JobContext, last: int = 1): ...
+
+
+@pytest.mark.parametrize(
+    ("function", "good", "bad"),
+    [
+        (untyped, b'[{"a":1,"b":[{"a":2}]}]', b'[{"a":1,"b":[{"a":2,"a":3}]}]'),
+        (untyped, b'[ {"a" : 1.50} ]', b'[ {"a" : 1.50, "a": 1.5} ]'),
+        (untyped, b'["a:b:c",{"a":1},{"a":2}]', b'["a:b:c",{"a":1,"\\u0061":2}]'),
+        (of_order, b'[{"number":1,"tags":["a:b"]}]', b'[{"number":1,"number":2}]'),
+        (of_order, b'[{"number":1}]', b'[{"number":1,"other":1,"other":1}]'),
+        (place, b'[{"city":"Oslo"}]', b'[{"city":"Oslo","city":"Rome"}]'),
+        (model, b'[{"name":"Ada"}]', b'[{"name":"Bob","name":"Ada"}]'),
+        (lists, b'[[{"number":1},{"number":2}]]', b'[[{"number":1},{"number":2,"number":3}]]'),
+        (between, b'[{"number":1},2]', b'[{"number":0,"number":1},2]'),
+    ],
+)
+def test_no_arguments_hide_a_second_member_of_one_name(function, good, bad):
+    signature = of(function)
+    first = signature.decode(good, Raw(b"{}"))
+    for _ in range(3):  # a usual call is read in a way of its own
+        with pytest.raises(DecodeError, match="two members of one name"):
+            signature.decode(bad, Raw(b"{}"))
+        assert signature.decode(good, Raw(b"{}")) == first
+    with pytest.raises(DecodeError):
+        of(function).decode(bad, Raw(b"{}"))
+
+
+def test_no_named_argument_hides_a_second_member_of_one_name():
+    signature = of(untyped)
+    for kwargs in (b'{"named":1,"named":2}', b'{"named":{"a":1,"a":2}}'):
+        with pytest.raises(DecodeError, match="two members of one name"):
+            signature.decode(b"[1]", Raw(kwargs))
+
+
+def test_a_call_that_is_at_fault_does_not_slow_down_the_usual_ones():
+    signature = of(of_order)
+    good, nothing = b'[{"number":1,"tags":[]}]', Raw(b"{}")
+    signature.decode(good, nothing)
+    usual = signature._read_usual
+    with pytest.raises(DecodeError):
+        signature.decode(b'[{"number":"one"}]', nothing)
+    assert signature._read_usual is usual is not None
+
+
+@pytest.mark.parametrize("args", [b"[]", b"[1,2,3]"])
+def test_a_usual_call_with_other_values_than_it_takes_is_refused(args):
+    signature = of(of_order)
+    signature.decode(b'[{"number":1}]', Raw(b"{}"))
+    with pytest.raises(DecodeError):
+        signature.decode(args, Raw(b"{}"))

@@ -24,7 +24,7 @@ from penstock.queues.storage.scripts import (
     ProgressVerdict,
     SetAsideReply,
 )
-from penstock.queues.storage.stored_job import Item, new_id, read_item
+from penstock.queues.storage.stored_job import Item, new_id, read_claimed
 from penstock.queues.worker.attempts import begun_item
 from penstock.queues.worker.job_context import JobContext
 from penstock.queues.worker.membership import Membership
@@ -318,7 +318,7 @@ class ClaimedJobs:
             if max(map(len, items), default=0) > SURELY_SMALL:
                 for data in items:
                     if len(data) > LARGE or codec.is_large(data, Form.TEXT):
-                        read[data] = await off_loop(read_item, data, codec)
+                        read[data] = await off_loop(read_claimed, data, codec)
         return read
 
     def _claimed(
@@ -332,7 +332,7 @@ class ClaimedJobs:
             ending = b":" + lane if lane else b""
             for data in items:
                 claim = claim_text(b"%d%b" % (number, ending)) if lane else str(number)
-                item = (large.pop(data, None) if large else None) or read_item(data, codec)
+                item = (large.pop(data, None) if large else None) or read_claimed(data, codec)
                 job = known[claim] = ClaimedJob(self, claim, item)
                 jobs.append(job)
                 number += 1
@@ -377,7 +377,7 @@ class ClaimedJobs:
                 async for name, data in read_jobs(client, key, unknown):
                     self.when_step()
                     claim = claim_text(name)
-                    job = ClaimedJob(self, claim, read_item(data, self.codec))
+                    job = ClaimedJob(self, claim, read_claimed(data, self.codec))
                     self.jobs[claim] = job
                     self._found.append(job)
             except BaseException:

@@ -64,6 +64,8 @@ DIES = {
     "X075 with a name twice, spelled apart": b'{"task":"other","args":[1],"t\\u0061sk":"note"}',
     "X075 with arguments twice": b'{"task":"note","args":[0],"args":[1]}',
     "X075 with a named argument twice": b'{"task":"note","kwargs":{"number":0,"number":1}}',
+    "X075 a call with a named argument twice": b'{"id":"7","task":"note","args":[],'
+    b'"kwargs":{"number":0,"number":1}}',
     "X075 with a memory twice": b'{"task":"note","_penstock":{"unique":"a","unique":"b"}}',
     "X062 not UTF-8": b'{"task":"note","args":["\xff"]}',
     "X063 arguments in an object": b'{"task":"note","args":{}}',
