@@ -391,11 +391,10 @@ def _take_meta(item: Item, stored: bytes) -> None:
         _take_raw(item, meta, later)
         return
     item.meta, item.later = meta, later
-    if item.body.endswith(stored + b"}"):
-        head = item.body[: -len(stored) - 1]
-        if head.endswith(_MEMBER):
-            item.body = head[: -len(_MEMBER)] + b"}"
-            return
+    body, tail = item.body, _MEMBER + stored + b"}"
+    if body.endswith(tail):
+        item.body = body[: -len(tail)] + b"}"
+        return
     # Another program has written the object in an order of its own, or it has no other members.
     if (member := find_member(item.body, _NAME)) is not None:
         item.body = without_member(item.body, member)
