@@ -62,6 +62,7 @@ UNREADABLE: Final = (msgspec.MsgspecError, RecursionError, ValueError, OverflowE
 _EMPTY_LIST, _EMPTY_OBJECT, _NONE = Raw(b"[]"), Raw(b"{}"), Raw(b"")
 _NAME: Final = "_penstock"
 _MEMBER = b',"_penstock":'
+_QUOTED_NAME: Final = b'"_penstock"'
 _PACKED = b"Z:"
 # In place of base64: a job of no bytes at all is one, too.
 _NOTHING = "="
@@ -284,13 +285,18 @@ def _take_other_members(item: Item, stored: _Stored) -> None:
 
 def _repeats_a_member(item: Item, stored: _Stored) -> bool:
     """Whether an object in the job, at any depth, has two members of one name."""
-    if repeats_a_member(item.body):
+    body = item.body
+    if repeats_a_member(body):
         return True
-    # One is another program's own; two of ours are one too many.
-    if stored.meta is _NONE or item.body is item.data:
+    if (
+        stored.meta is _NONE
+        or body is item.data
+        or (_QUOTED_NAME not in body and b"\\" not in body)
+    ):
         return False
-    left = find_member(item.body, _NAME)
-    return left is not None and read_meta(item.body[left.value : left.end]) is not None
+    # One is another program's own; two of ours are one too many.
+    left = find_member(body, _NAME)
+    return left is not None and read_meta(body[left.value : left.end]) is not None
 
 
 def _repeating(item: Item) -> DecodeError:
