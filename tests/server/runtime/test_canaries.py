@@ -136,7 +136,7 @@ def test_no_secret_of_an_error_is_kept_or_shown(start_server, open_shell, tmp_pa
     assert seen["log"].count("about to fail") == len(TEXTS)
     for name, kind, id_ in (("mail", "--queue", "id"), ("orders", "--topic", "id")):
         seen[f"list of {name}"] = shell.ok("dlq", "list", name, kind)
-        for letter in letters(kind, name):
+        for letter in letters(kind, name)[::10]:  # what is stored is looked at whole, below
             seen[f"{name} {letter[id_]} as JSON"] = json.dumps(
                 shell.json("dlq", "show", name, letter[id_], kind)
             )
