@@ -154,6 +154,8 @@ class Wire(asyncio.Protocol):
                 if asks_as_stranger and wire.peer:
                     first, *replies = await wire.send([("ROLE",), *commands])
                     wire.serves_strangers = not isinstance(first, ServerError)
+                    if isinstance(first, ServerError) and isinstance(replies[0], OutcomeUnknown):
+                        raise first  # it refused the connection and hung up
                 else:
                     replies = await wire.send(commands)
                 wire.hello = read_handshake(endpoint, replies)

@@ -384,6 +384,15 @@ async def test_where_some_connections_are_refused_the_others_are_not(open_client
     assert served
 
 
+@pytest.mark.parametrize("password", [None, "secret"])
+async def test_a_server_with_no_room_for_a_connection_says_so(open_client, start_server, password):
+    server = start_server("valkey", password=password)
+    await (await open_client(server.url)).call("PING")
+    server.command("CONFIG", "SET", "maxclients", "1")
+    with pytest.raises(Unreachable, match="max number of clients"):
+        await (await open_client(server.url)).call("PING")
+
+
 @pytest.mark.parametrize(
     "address",
     [
