@@ -190,6 +190,7 @@ async def test_a_partition_is_handed_over_when_its_handler_has_ended(app, consum
     options = {"ordering": ordering, "concurrency": 2, "retry": ONCE}
     first = await consume(orders, slow, **options)
     await began.wait()
+    await eventually(lambda: len(first.partitions) == 2)
     second = await consume(orders, quick, **options)
     await eventually(lambda: len(first.partitions) == 1)
     assert second.partitions == []
