@@ -215,7 +215,9 @@ def plant_poison(text: str = "", *places: str) -> None:
         return read_item(data, codec)
 
     for place in places:
-        importlib.import_module(f"penstock.queues.{place}").read_item = read_and_die
+        module = importlib.import_module(f"penstock.queues.{place}")
+        name = "read_item" if hasattr(module, "read_item") else "read_claimed"
+        setattr(module, name, read_and_die)
 
 
 async def work(told: dict) -> int:
