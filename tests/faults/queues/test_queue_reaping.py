@@ -69,7 +69,12 @@ def make_queue_crew_like(crew):
 
 async def test_five_processes_return_each_job_once(make_queue_crew, valkey_server, figure):
     """Six workers die at once with jobs in hand; five others notice at the same time."""
-    crew = make_queue_crew(valkey_server.url, kind="status", queue={"concurrency": 20})
+    # On a busy machine no worker is to be given up but those that are killed.
+    silence_s = 2.0
+    queues = {"silence_s": silence_s, "beat_s": 0.2}
+    crew = make_queue_crew(
+        valkey_server.url, kind="status", queue={"concurrency": 20}, queues=queues
+    )
     async with crew:
         victims = await crew.hire(6)
         await crew.at_work(*victims)
@@ -85,7 +90,14 @@ async def test_five_processes_return_each_job_once(make_queue_crew, valkey_serve
         assert verdict.counts.finished == len(jobs)
         counters = await crew.counters()
         assert (counters["reaped"], counters["done"]) == (120, 120)
-        figure("queue faults", "120 jobs of 6 dead workers start again", took_s, "s", "<=", 2.0)
+        figure(
+            "queue faults",
+            "120 jobs of 6 dead workers start again",
+            took_s,
+            "s",
+            "<=",
+            2 * silence_s,
+        )
 
 
 ODD = [
